@@ -1,0 +1,409 @@
+// Copyright 2026 The jax_deconv authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How fast plans are, and whether they are right: cuDNN has plans whose values are wrong.
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "plan.h"
+
+namespace jax_deconv {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// The operands repeat a pattern of noise, so that the host knows every value of theirs without
+// holding them.  The period is a prime: no axis lines up with it.
+constexpr int64_t kPeriod = 1048573;
+
+// Products that the host may sum up for its reference, over all samples.
+constexpr int64_t kReferenceTerms = 4'000'000;
+
+// A candidate that takes this many times as long as the best is not timed more closely.
+constexpr float kHopeless = 3.0f;
+
+size_t SizeOf(cudnnDataType_t type) {
+  return type == CUDNN_DATA_DOUBLE ? 8 : type == CUDNN_DATA_FLOAT ? 4 : 2;
+}
+
+float HalfToFloat(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const int mantissa = bits & 1023;
+  const float magnitude = exponent == 31  ? (mantissa ? kNaN : HUGE_VALF)
+                          : exponent == 0 ? std::ldexp(mantissa, -24)
+                                          : std::ldexp(mantissa + 1024, exponent - 25);
+  return bits >> 15 ? -magnitude : magnitude;
+}
+
+double Decode(const void* bytes, cudnnDataType_t type) {
+  if (type == CUDNN_DATA_DOUBLE) return *static_cast<const double*>(bytes);
+  if (type == CUDNN_DATA_FLOAT) return *static_cast<const float*>(bytes);
+  const uint16_t bits = *static_cast<const uint16_t*>(bytes);
+  if (type == CUDNN_DATA_HALF) return HalfToFloat(bits);
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+// Noise: multiples of 1/64 in [-1, 1), which every type holds exactly.  So that TF32 and bfloat16
+// round results only, and a tight bound on the error tells a wrong plan from a coarse one.
+class Noise {
+ public:
+  Noise(cudnnDataType_t type, int64_t seed) : type_(type), values_(kPeriod) {
+    std::mt19937 random(seed);
+    for (int8_t& value : values_) value = static_cast<int8_t>(random() % 128) - 64;
+  }
+
+  double at(int64_t index) const { return values_[index % kPeriod] / 64.0; }
+
+  // One period (or less, if the buffer is shorter) as the device reads it.
+  std::vector<char> Encode(int64_t count) const {
+    count = std::min(count, kPeriod);
+    const size_t size = SizeOf(type_);
+    std::vector<char> bytes(count * size);
+    for (int64_t i = 0; i < count; ++i) {
+      const double wide = at(i);
+      const float value = static_cast<float>(wide);
+      uint32_t word;
+      std::memcpy(&word, &value, 4);
+      char* out = &bytes[i * size];
+      if (type_ == CUDNN_DATA_DOUBLE) {
+        std::memcpy(out, &wide, 8);
+      } else if (type_ == CUDNN_DATA_FLOAT) {
+        std::memcpy(out, &value, 4);
+      } else {
+        // Exact in both: seven bits of mantissa at most, and no exponent below -6.
+        const uint16_t bits =
+            type_ == CUDNN_DATA_BFLOAT16 ? word >> 16
+            : value == 0                 ? 0
+                         : (word >> 16 & 0x8000) | (((word >> 23 & 255) - 112) << 10) |
+                               (word >> 13 & 1023);
+        std::memcpy(out, &bits, 2);
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  cudnnDataType_t type_;
+  std::vector<int8_t> values_;
+};
+
+using Index = std::array<int64_t, 5>;  // N, channel, three spatial axes
+
+// The trilinear form of problem.py, summed up for single elements of the result.
+class Reference {
+ public:
+  Reference(const Problem& problem, const Noise& a, const Noise& b)
+      : problem_(problem), a_(a), b_(b) {
+    for (Role tensor : {Role::kX, Role::kY, Role::kW}) {
+      dims_[int(tensor)] = Spread(problem.dims(tensor), 2, 1);
+      strides_[int(tensor)] = Spread(Strides(problem.dims(tensor), problem.layout), 2, 0);
+    }
+    stride_ = Spread(problem.stride, 0, 1);
+    dilation_ = Spread(problem.dilation, 0, 1);
+    pad_lo_ = Spread(problem.pad_lo, 0, 0);
+    groups_ = dims(Role::kX)[1] / dims(Role::kW)[1];
+  }
+
+  const Index& dims(Role tensor) const { return dims_[int(tensor)]; }
+
+  int64_t Offset(Role tensor, const Index& index) const {
+    int64_t offset = 0;
+    for (int i = 0; i < 5; ++i) offset += index[i] * strides_[int(tensor)][i];
+    return offset;
+  }
+
+  // How many products one element takes, at most.
+  int64_t Terms() const {
+    const Index& free = dims(problem_.role == Role::kW ? Role::kY : Role::kW);
+    const int64_t lead = problem_.role == Role::kW   ? free[0]
+                         : problem_.role == Role::kY ? free[1]
+                                                     : free[0] / groups_;
+    return lead * free[2] * free[3] * free[4];
+  }
+
+  double At(const Index& made) const {
+    const int64_t C = dims(Role::kW)[1];
+    const int64_t K = dims(Role::kY)[1] / groups_;
+    double sum = 0;
+    Index x{}, w{}, y{};
+    switch (problem_.role) {
+      case Role::kY:
+        y = made, x[0] = made[0], w[0] = made[1];
+        ForEach(dims(Role::kW), 2, &w, [&] {
+          if (!XFrom(y, w, &x)) return;
+          for (w[1] = 0; w[1] < C; ++w[1]) {
+            x[1] = y[1] / K * C + w[1];
+            sum += Product(x, w);
+          }
+        });
+        return sum;
+      case Role::kX:
+        x = made, y[0] = made[0], w[1] = made[1] % C;
+        ForEach(dims(Role::kW), 2, &w, [&] {
+          if (!YFrom(x, w, &y)) return;
+          for (int64_t k = 0; k < K; ++k) {
+            y[1] = w[0] = x[1] / C * K + k;
+            sum += Product(y, w);
+          }
+        });
+        return sum;
+      case Role::kW:
+        w = made, y[1] = made[0], x[1] = made[0] / K * C + made[1];
+        ForEach(dims(Role::kY), 2, &y, [&] {
+          if (!XFrom(y, w, &x)) return;
+          for (x[0] = 0; x[0] < dims(Role::kX)[0]; ++x[0]) {
+            y[0] = x[0];
+            sum += Product(x, y);
+          }
+        });
+    }
+    return sum;
+  }
+
+ private:
+  // Up to three spatial axes as three, the missing ones first.
+  static Index Spread(const std::vector<int64_t>& values, size_t lead, int64_t fill) {
+    Index spread{1, 1, fill, fill, fill};
+    std::copy_n(values.begin(), lead, spread.begin());
+    std::copy(values.begin() + lead, values.end(), spread.end() - (values.size() - lead));
+    return spread;
+  }
+
+  template <typename Body>
+  static void ForEach(const Index& dims, int from, Index* index, Body body) {
+    if (from == 5) return body();
+    for ((*index)[from] = 0; (*index)[from] < dims[from]; ++(*index)[from]) {
+      ForEach(dims, from + 1, index, body);
+    }
+  }
+
+  bool XFrom(const Index& y, const Index& w, Index* x) const {
+    for (int i = 2; i < 5; ++i) {
+      (*x)[i] = y[i] * stride_[i] + w[i] * dilation_[i] - pad_lo_[i];
+      if ((*x)[i] < 0 || (*x)[i] >= dims(Role::kX)[i]) return false;
+    }
+    return true;
+  }
+
+  bool YFrom(const Index& x, const Index& w, Index* y) const {
+    for (int i = 2; i < 5; ++i) {
+      const int64_t scaled = x[i] + pad_lo_[i] - w[i] * dilation_[i];
+      (*y)[i] = scaled / stride_[i];
+      if (scaled < 0 || scaled % stride_[i] != 0 || (*y)[i] >= dims(Role::kY)[i]) return false;
+    }
+    return true;
+  }
+
+  double Product(const Index& a, const Index& b) const {
+    return a_.at(Offset(problem_.a(), a)) * b_.at(Offset(problem_.b(), b));
+  }
+
+  const Problem& problem_;
+  const Noise& a_;
+  const Noise& b_;
+  std::array<Index, 3> dims_, strides_;
+  Index stride_, dilation_, pad_lo_;
+  int64_t groups_;
+};
+
+// An element of the result and its true value.
+struct Sample {
+  int64_t offset;
+  double value;
+};
+
+// Samples favour the ends of every axis, where kernels go wrong.
+std::vector<Sample> DrawSamples(const Problem& problem, const Reference& reference, int64_t seed) {
+  const Index& dims = reference.dims(problem.role);
+  const int64_t count =
+      std::clamp<int64_t>(kReferenceTerms / std::max<int64_t>(reference.Terms(), 1), 4, 256);
+  std::mt19937_64 random(seed);
+  std::vector<Sample> samples;
+  for (int64_t i = 0; i < count; ++i) {
+    Index index;
+    for (int axis = 0; axis < 5; ++axis) {
+      const uint64_t side = random() % 4;
+      index[axis] = side == 0   ? 0
+                    : side == 1 ? dims[axis] - 1
+                                : static_cast<int64_t>(random() % dims[axis]);
+    }
+    samples.push_back({reference.Offset(problem.role, index), reference.At(index)});
+  }
+  return samples;
+}
+
+CUdeviceptr Address(void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+int64_t Count(const std::vector<int64_t>& dims) {
+  int64_t count = 1;
+  for (int64_t dim : dims) count *= dim;
+  return count;
+}
+
+// One problem's candidates, timed on one stream.
+class Timer {
+ public:
+  Timer(const Driver& driver, const Problem& problem, int device, CUstream stream,
+        const Buffers& buffers)
+      : driver_(driver), problem_(problem), device_(device), stream_(stream), buffers_(buffers) {}
+
+  ~Timer() {
+    for (CUevent event : {start_, stop_}) {
+      if (event != nullptr) driver_.event_destroy(event);
+    }
+  }
+
+  ffi::Error Init() {
+    JAX_DECONV_DRIVER(driver_.event_create(&start_, CU_EVENT_DEFAULT));
+    JAX_DECONV_DRIVER(driver_.event_create(&stop_, CU_EVENT_DEFAULT));
+    return ffi::Error::Success();
+  }
+
+  // Fills an operand with its noise: one period from the host, then ever longer copies.
+  ffi::Error Fill(void* buffer, Role tensor, const Noise& noise) {
+    const int64_t count = Count(problem_.dims(tensor));
+    const std::vector<char> period = noise.Encode(count);
+    const size_t bytes = count * SizeOf(problem_.dtype);
+    size_t done = period.size();
+    JAX_DECONV_DRIVER(
+        driver_.copy_to_device(Address(buffer), period.data(), done, stream_));
+    while (done < bytes) {
+      const size_t more = std::min(done, bytes - done);
+      JAX_DECONV_DRIVER(
+          driver_.copy_on_device(Address(buffer) + done, Address(buffer), more, stream_));
+      done += more;
+    }
+    JAX_DECONV_DRIVER(driver_.stream_synchronize(stream_));  // before the period is freed
+    return ffi::Error::Success();
+  }
+
+  ffi::Error Measure(const Choice& choice, const std::vector<Sample>& samples, Timing* timing) {
+    JAX_DECONV_RETURN_IF_ERROR(Prepare(problem_, choice, device_));
+    // All ones is NaN in every type: what a plan leaves unwritten, or reads of a workspace that it
+    // has not written, shows.
+    const int64_t bytes = Count(problem_.dims(problem_.role)) * SizeOf(problem_.out_dtype);
+    JAX_DECONV_DRIVER(driver_.fill(Address(buffers_.out), 0xff, bytes, stream_));
+    if (choice.workspace > 0) {
+      JAX_DECONV_DRIVER(driver_.fill(Address(buffers_.workspace), 0xff, choice.workspace, stream_));
+    }
+    JAX_DECONV_RETURN_IF_ERROR(Run(problem_, choice, device_, stream_, buffers_));
+    JAX_DECONV_RETURN_IF_ERROR(Compare(samples, &timing->error));
+
+    float once;
+    JAX_DECONV_DRIVER(driver_.event_record(start_, stream_));
+    JAX_DECONV_RETURN_IF_ERROR(Run(problem_, choice, device_, stream_, buffers_));
+    JAX_DECONV_RETURN_IF_ERROR(Elapsed(&once));
+    if (once < kHopeless * best_ + 20) {
+      JAX_DECONV_RETURN_IF_ERROR(
+          Repeat(choice, std::clamp(static_cast<int>(1000 / once), 1, 20), &once));
+      best_ = std::min(best_, once);
+    }
+    timing->microseconds = once;
+    return ffi::Error::Success();
+  }
+
+ private:
+  ffi::Error Elapsed(float* microseconds) {
+    JAX_DECONV_DRIVER(driver_.event_record(stop_, stream_));
+    JAX_DECONV_DRIVER(driver_.event_synchronize(stop_));
+    JAX_DECONV_DRIVER(driver_.event_elapsed(microseconds, start_, stop_));
+    *microseconds *= 1000;
+    return ffi::Error::Success();
+  }
+
+  // The time of one run out of several in a CUDA graph: without the host's part, and as most of
+  // them will run.  A plan that cannot be captured fails here.
+  ffi::Error Repeat(const Choice& choice, int times, float* microseconds) {
+    JAX_DECONV_DRIVER(driver_.begin_capture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED));
+    ffi::Error error = ffi::Error::Success();
+    for (int i = 0; i < times && error.success(); ++i) {
+      error = Run(problem_, choice, device_, stream_, buffers_);
+    }
+    CUgraph graph = nullptr;
+    const CUresult captured = driver_.end_capture(stream_, &graph);
+    CUgraphExec exec = nullptr;
+    if (error.success()) error = Replay(captured, graph, &exec, microseconds);
+    if (exec != nullptr) driver_.graph_exec_destroy(exec);
+    if (graph != nullptr) driver_.graph_destroy(graph);
+    *microseconds /= times;
+    return error;
+  }
+
+  ffi::Error Replay(CUresult captured, CUgraph graph, CUgraphExec* exec, float* microseconds) {
+    JAX_DECONV_DRIVER(captured);
+    JAX_DECONV_DRIVER(driver_.graph_instantiate(exec, graph, 0));
+    *microseconds = HUGE_VALF;
+    for (int i = 0; i < 3; ++i) {
+      float elapsed;
+      JAX_DECONV_DRIVER(driver_.event_record(start_, stream_));
+      JAX_DECONV_DRIVER(driver_.graph_launch(*exec, stream_));
+      JAX_DECONV_RETURN_IF_ERROR(Elapsed(&elapsed));
+      *microseconds = std::min(*microseconds, elapsed);
+    }
+    return ffi::Error::Success();
+  }
+
+  ffi::Error Compare(const std::vector<Sample>& samples, float* error) {
+    const size_t size = SizeOf(problem_.out_dtype);
+    std::vector<double> raw(samples.size());  // room and alignment for any type
+    for (size_t i = 0; i < samples.size(); ++i) {
+      JAX_DECONV_DRIVER(driver_.copy_to_host(
+          &raw[i], Address(buffers_.out) + samples[i].offset * size, size, stream_));
+    }
+    JAX_DECONV_DRIVER(driver_.stream_synchronize(stream_));
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      const double delta = Decode(&raw[i], problem_.out_dtype) - samples[i].value;
+      difference += delta * delta;
+      norm += samples[i].value * samples[i].value;
+    }
+    *error = difference == 0 ? 0 : std::sqrt(difference / norm);
+    return ffi::Error::Success();
+  }
+
+  const Driver& driver_;
+  const Problem& problem_;
+  const int device_;
+  const CUstream stream_;
+  const Buffers buffers_;
+  CUevent start_ = nullptr, stop_ = nullptr;
+  float best_ = HUGE_VALF;
+};
+
+}  // namespace
+
+ffi::Error Time(const Problem& problem, const std::vector<Choice>& choices, double budget_us,
+                int64_t seed, int device, CUstream stream, const Buffers& buffers,
+                std::vector<Timing>* timings) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const Driver* driver;
+  JAX_DECONV_RETURN_IF_ERROR(GetDriver(&driver));
+  const Noise a(problem.dtype, seed), b(problem.dtype, seed + 1);
+  const std::vector<Sample> samples =
+      DrawSamples(problem, Reference(problem, a, b), seed + 2);
+  Timer timer(*driver, problem, device, stream, buffers);
+  JAX_DECONV_RETURN_IF_ERROR(timer.Init());
+  JAX_DECONV_RETURN_IF_ERROR(timer.Fill(buffers.a, problem.a(), a));
+  JAX_DECONV_RETURN_IF_ERROR(timer.Fill(buffers.b, problem.b(), b));
+  for (const Choice& choice : choices) {
+    timings->push_back({kNaN, kNaN});
+    const std::chrono::duration<double, std::micro> spent = Clock::now() - start;
+    if (spent.count() > budget_us) continue;
+    // A candidate that fails is one that does not win.
+    Timing timing{kNaN, kNaN};
+    if (timer.Measure(choice, samples, &timing).success()) timings->back() = timing;
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace jax_deconv

@@ -1,0 +1,165 @@
+# Copyright 2026 The jax_deconv authors
+# SPDX-License-Identifier: Apache-2.0
+"""The three roles as one cuDNN call each, through XLA FFI."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_deconv import _ffi
+from jax_deconv.lowering import core
+from jax_deconv.lowering.plan import Plan
+from jax_deconv.problem import GIVEN, ConvProblem, Role
+
+#: The workspace of calls whose plan is chosen when they run, in bytes.
+DEFAULT_WORKSPACE = 64 << 20
+
+_TYPES = ("float16", "bfloat16", "float32", "float64")
+_ROLES = (Role.X, Role.Y, Role.W)  # as the native module numbers them
+_CHANNELS_LAST = 1  # as the native module numbers layouts
+
+
+def why_not(problem: ConvProblem, policy) -> str | None:
+    """Why cuDNN does not compute this problem; None if it does."""
+    del policy
+    if (reason := _ffi.available()) is not None:
+        return reason
+    sizes = [*problem.sizes.values(), *(s for axis in problem.geometry for s in (axis.x_size, axis.y_size))]
+    if not all(isinstance(size, int) for size in sizes):
+        return "its sizes are symbolic"
+    if problem.dtype.name not in _TYPES:
+        return f"cuDNN does not convolve {problem.dtype.name}"
+    if problem.out_dtype != problem.dtype:
+        return f"cuDNN does not make {problem.out_dtype.name} of {problem.dtype.name}"
+    if not 1 <= problem.rank <= 3:
+        return f"cuDNN convolves over one to three spatial axes, not {problem.rank}"
+    if any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None:
+        return "there is nothing to compute"
+    return None
+
+
+def build(problem: ConvProblem, policy, plan: Plan | None = None) -> Callable:
+    """A traceable function of the role's operands, in the order of `GIVEN`."""
+    part = core.split(problem)
+    plan = plan or default_plan(policy)
+    call = _call(problem.role, part.problem.shape(), problem.out_dtype, engine=plan.engine, knobs=plan.knobs,
+                 workspace=plan.workspace, **_attributes(part, policy))
+    return part.wrap(call)
+
+
+def default_plan(policy) -> Plan:
+    """The plan of calls that nothing is known about: the best that fits, found when they first run."""
+    return Plan("cudnn", workspace=min(DEFAULT_WORKSPACE, workspace_limit(policy)))
+
+
+def workspace_limit(policy) -> float:
+    """The bytes of workspace that a policy allows."""
+    return math.inf if policy.workspace_limit is None else policy.workspace_limit << 20
+
+
+def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan, bool]]:
+    """The plans that cuDNN proposes for this device and the policy allows, most promising first.
+
+    With each goes whether its kernel is compiled when the plan is built, which takes up to seconds.
+    """
+    part = core.split(problem)
+    attributes = _attributes(part, policy)
+    del attributes["groups"]  # read off the shapes
+    shapes = {str(role): part.problem.shape(role) for role in Role}
+    found = _ffi.native.candidates(_ROLES.index(problem.role), dtype=problem.dtype.name,
+                                   out_dtype=problem.out_dtype.name, device=device, **shapes, **attributes)
+    return [(Plan("cudnn", engine, tuple(knobs), workspace), compiles)
+            for engine, knobs, workspace, compiles in found if workspace <= workspace_limit(policy)]
+
+
+def measure(problem: ConvProblem, policy, plans: Sequence[Plan], *, budget: float = 0.5,
+            device: jax.Device | None = None, seed: int = 0) -> list[tuple[float, float]]:
+    """The time of each plan in microseconds, and its relative error against float64 sums.
+
+    Plans are tried in order, none after `budget` seconds; NaN stands where one was not tried or
+    failed.  Values are compared at sampled positions; operands hold few enough bits that TF32 and
+    bfloat16 represent them exactly.
+    """
+    part = core.split(problem)
+    first, second = GIVEN[problem.role]
+    types = {role: problem.out_dtype if role is problem.role else problem.dtype for role in Role}
+    buffers = [jax.ShapeDtypeStruct(part.problem.shape(role), types[role])
+               for role in (first, second, problem.role)]
+    # XLA allocates everything: what is timed are its results.
+    results = [*buffers, jax.ShapeDtypeStruct((max(plan.workspace for plan in plans),), jnp.uint8),
+               jax.ShapeDtypeStruct((len(plans), 2), jnp.float32)]
+    attributes = dict(
+        _attributes(part, policy), role=_ROLES.index(problem.role), engines=[plan.engine for plan in plans],
+        knobs=[value for plan in plans for value in plan.knobs],
+        knob_counts=[len(plan.knobs) for plan in plans], workspaces=[plan.workspace for plan in plans],
+        budget_us=budget * 1e6, seed=seed)
+    layouts = [_layout(s.ndim) for s in buffers]
+
+    def run():
+        def timing():
+            call = jax.ffi.ffi_call("jax_deconv_time", results, output_layouts=[*layouts, (0,), (0, 1)],
+                                    has_side_effect=True)
+            return call(**_encode(attributes))[-1]
+
+        with jax.default_device(device):
+            return np.asarray(jax.jit(timing)()).tolist()
+
+    # Callers are amid lowering: a thread of its own has none of their contexts (meshes, traces).
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return list(map(tuple, executor.submit(run).result()))
+
+
+def reproduce(*, role: str, dtype: str, out_dtype: str, x, w, y, layout: int, **attributes):
+    """Runs one custom call on noise: what the errors of the native module ask for."""
+    shapes = {Role.X: tuple(x), Role.W: tuple(w), Role.Y: tuple(y)}
+    role = Role(role)
+    rng = np.random.default_rng(0)
+    operands = [jnp.asarray(rng.uniform(-1, 1, shapes[r]), dtype) for r in GIVEN[role]]
+    groups = shapes[Role.X][1] // shapes[Role.W][1]
+    call = _call(role, shapes[role], np.dtype(out_dtype), groups=groups, layout=layout, **attributes)
+    return jax.block_until_ready(jax.jit(call)(*operands))
+
+
+def _attributes(part: core.Core, policy) -> dict:
+    """What the native module is told of a problem beside its shapes."""
+    axes = part.problem.geometry
+    return dict(
+        stride=[axis.stride for axis in axes],
+        dilation=[axis.dilation for axis in axes],
+        pad_lo=[axis.pad_lo for axis in axes],
+        pad_hi=list(part.pad_hi),
+        groups=part.problem.G,
+        layout=_CHANNELS_LAST,
+        tf32=policy.precision is not lax.Precision.HIGHEST,
+        deterministic=bool(policy.deterministic),
+    )
+
+
+def _encode(attributes: dict) -> dict:
+    """The attributes as FFI knows them."""
+    types = {bool: np.bool_, int: np.int64, float: np.float64}
+    return {name: types[type(value)](value) if type(value) in types else np.array(value, np.int64)
+            for name, value in (attributes | {"plan_version": _ffi.PLAN_VERSION}).items()}
+
+
+def _layout(ndim: int, layout: int = _CHANNELS_LAST) -> tuple[int, ...]:
+    """The physical order of the axes, outermost first."""
+    return (0, *range(2, ndim), 1) if layout == _CHANNELS_LAST else tuple(range(ndim))
+
+
+def _call(role: Role, shape: tuple[int, ...], dtype, *, workspace: int, layout: int, **attributes) -> Callable:
+    """The custom call, less its workspace: a result that nobody reads, so that XLA allocates it."""
+    order = _layout(len(shape), layout)
+    results = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((workspace,), jnp.uint8))
+    call = jax.ffi.ffi_call(f"jax_deconv_{role}", results, input_layouts=[order, order],
+                            output_layouts=[order, (0,)])
+    call = functools.partial(call, **_encode(attributes | {"layout": layout}))
+    return lambda a, b: call(a, b)[0]
