@@ -47,8 +47,9 @@ def _transpose(role: Role, operand: Role, cotangent, a, b, *, geometry, groups, 
     del dtype
     given = dict(zip(GIVEN[role], (a, b)))
     target = given.pop(operand).aval
-    return bind(operand, {role: cotangent, **given}, geometry=geometry, groups=groups, dtype=target.dtype,
-                policy=policy)
+    out = bind(operand, {role: cotangent, **given}, geometry=geometry, groups=groups, dtype=target.dtype,
+               policy=policy)
+    return sharding.like(out, target)
 
 
 def _batch(role: Role, args, dims, *, geometry, groups, dtype, policy):
@@ -106,6 +107,7 @@ def _define(role: Role) -> Primitive:
     ad.defbilinear(primitive, *(functools.partial(_transpose, role, operand) for operand in GIVEN[role]))
     batching.primitive_batchers[primitive] = functools.partial(_batch, role)
     mlir.register_lowering(primitive, functools.partial(_lower, role, None))
+    sharding.require_devices(primitive)
     for platform in ("cpu", "cuda"):
         mlir.register_lowering(primitive, functools.partial(_lower, role, platform), platform=platform)
     return primitive

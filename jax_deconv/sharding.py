@@ -1,11 +1,94 @@
 # Copyright 2026 The jax_deconv authors
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioning rules, read off the letters in `problem.AXES`."""
+"""Partitioning, read off the letters in `problem.AXES`.
+
+A mesh axis that splits an axis of a tensor splits one of that axis's letters, and so the same
+letter in every tensor that holds it.  A letter that the result does not hold is summed over:
+its parts are added across the mesh.  That is the only communication; spatial axes are not split.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
 import jax
 from jax import lax
+from jax._src import dispatch  # no public way to ask for the devices while a primitive is lowered
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    CompoundFactor,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from jax_deconv.problem import AXES, GIVEN, ConvProblem, Role, letter_sizes, letters
+
+# Mesh axes by letter, e.g. {"N": ("data",)}.
+Split = dict[str, tuple[str, ...]]
+
+
+def require_devices(primitive) -> None:
+    """`partitioned` works only in primitives that have asked for their devices."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+# ---- letters and specs ---------------------------------------------------------------------------------
+
+
+def _split(specs: Mapping[Role, PartitionSpec], sizes: Mapping[str, int], mesh_shape: Mapping[str, int]) -> Split:
+    """The letters that the tensors' specs split; the first tensor to split a letter decides how.
+
+    What no letter can take stays whole: an uneven part, the part of a second letter on an axis
+    while the outer one is not used up, a mesh axis that splits two letters.
+    """
+    split: Split = {}
+    taken = set()
+    for role, spec in specs.items():
+        for code, names in zip(AXES[role], spec):
+            names = [] if names is None else [names] if isinstance(names, str) else list(names)
+            for letter in code:
+                parts, size = [], sizes[letter]
+                while names and letter not in split and names[0] not in taken and size % mesh_shape[names[0]] == 0:
+                    size //= mesh_shape[names[0]]
+                    parts.append(names.pop(0))
+                if parts:
+                    split[letter] = tuple(parts)
+                    taken.update(parts)
+                if size > 1:
+                    break  # What is left would cut across the parts of the outer letter.
+    return split
+
+
+def _spec(role: Role, split: Split, rank: int) -> PartitionSpec:
+    axes = (sum((split.get(letter, ()) for letter in code), ()) for code in AXES[role])
+    return PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in axes), *[None] * rank)
+
+
+def _rule(problem: ConvProblem) -> SdyShardingRule:
+    """The same, as a Shardy rule: axes as factors, and which of those are summed or must stay whole."""
+    sizes = problem.sizes
+
+    def factors(role: Role):
+        # Shardy wants no factor of size 1 beside another.
+        leading = ([l for l in code if sizes[l] > 1] or [code[-1]] for code in AXES[role])
+        return ArrayMapping(*(l[0] if len(l) == 1 else CompoundFactor(*l) for l in leading),
+                            *(f"{role}{i}" for i in range(problem.rank)))
+
+    operands, result = tuple(map(factors, GIVEN[problem.role])), factors(problem.role)
+    axes = [axis if isinstance(axis, tuple) else (axis,) for mapping in (*operands, result) for axis in mapping]
+    order = list(dict.fromkeys(factor for axis in axes for factor in axis))  # as Shardy wants special factors
+    whole = {axis[0] for axis in axes if len(axis) == 1}
+    return SdyShardingRule(
+        operands, (result,),
+        reduction_factors=tuple(l for l in order if l in sizes and l not in letters(problem.role)),
+        need_replication_factors=tuple(l for l in order if l not in sizes),
+        **{l: sizes[l] for l in order if l not in whole})
+
+
+# ---- types ---------------------------------------------------------------------------------------------
 
 
 def same_varying_axes(*arrays):
@@ -15,9 +98,69 @@ def same_varying_axes(*arrays):
     return [lax.pcast(a, tuple(union - v), to="varying") if union - v else a for a, v in zip(arrays, varying)]
 
 
-def of_result(role, operands, groups):
-    return operands[next(iter(operands))].sharding
+def of_result(role: Role, operands: Mapping[Role, jax.core.ShapedArray], groups: int):
+    """The sharding in the result's type, under a mesh with explicit axes."""
+    first, second = (t.sharding for t in operands.values())
+    mesh = first.mesh if not first.mesh.empty else second.mesh
+    if mesh.empty:
+        return first
+    for r, t in operands.items():
+        if any(names is not None for names in t.sharding.spec[len(AXES[r]):]):
+            raise ValueError(f"spatial axes cannot be sharded; got {r} of type {t.str_short()}: reshard it first")
+    sizes = letter_sizes({r: t.shape for r, t in operands.items()}, groups)
+    split = _split({r: t.sharding.spec for r, t in operands.items()}, sizes, mesh.shape)
+    return NamedSharding(mesh, _spec(role, split, len(first.spec) - 2))
 
 
-def partitioned(compute, problem, context):
-    return compute(problem)
+def like(array, aval):
+    """A cotangent with the sharding of what it is a cotangent of (explicit meshes)."""
+    if jax.typeof(array).sharding == aval.sharding or aval.sharding.mesh.empty:
+        return array
+    return jax.sharding.reshard(array, aval.sharding)
+
+
+# ---- partitioning --------------------------------------------------------------------------------------
+
+
+def partitioned(compute: Callable[[ConvProblem], Callable], problem: ConvProblem, context) -> Callable:
+    """The function of the two operands for all devices of the module that is being lowered.
+
+    `compute(problem)` gives the one for one device.
+    """
+    function = compute(problem)
+    devices = getattr(context.axis_context, "num_devices", None) or context.axis_context.mesh.size
+    # An exported module cannot hold the Python function that partitions it.
+    if devices == 1 or context.lowering_parameters.for_export:
+        return function
+
+    def split_of(operands, result) -> Split:
+        shardings = dict(zip(GIVEN[problem.role], (t.sharding for t in operands)))
+        shardings[problem.role] = result.sharding
+        specs = {r: s.spec for r, s in shardings.items() if isinstance(s, NamedSharding)}
+        mesh_shape = next((s.mesh.shape for s in shardings.values() if isinstance(s, NamedSharding)), {})
+        return _split(specs, problem.sizes, mesh_shape)
+
+    def partition(mesh, operands, result):
+        split = split_of(operands, result)
+        part = {letter: size // math.prod(mesh.shape[name] for name in split.get(letter, ()))
+                for letter, size in problem.sizes.items()}
+        local = compute(dataclasses.replace(problem, **part))
+        summed = sum((names for letter, names in split.items() if letter not in letters(problem.role)), ())
+
+        def lower(a, b):
+            # The body is one device's program; under an explicit mesh its types would name axes.
+            with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+                out = local(a, b)
+                return lax.psum(out, summed) if summed else out
+
+        def named(role):
+            return NamedSharding(mesh, _spec(role, split, problem.rank))
+
+        return mesh, lower, named(problem.role), tuple(map(named, GIVEN[problem.role]))
+
+    def infer(mesh, operands, result):
+        return partition(mesh, operands, result)[2]
+
+    wrapped = custom_partitioning(lambda a, b: function(a, b))
+    wrapped.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(problem))
+    return wrapped
