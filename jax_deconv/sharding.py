@@ -122,15 +122,16 @@ def like(array, aval):
 # ---- partitioning --------------------------------------------------------------------------------------
 
 
-def partitioned(compute: Callable[[ConvProblem], Callable], problem: ConvProblem, context) -> Callable:
+def partitioned(compute: Callable[..., Callable], problem: ConvProblem, context) -> Callable:
     """The function of the two operands for all devices of the module that is being lowered.
 
-    `compute(problem)` gives the one for one device.
+    `compute(problem, may_time=...)` gives the one for one device.
     """
-    function = compute(problem)
     devices = getattr(context.axis_context, "num_devices", None) or context.axis_context.mesh.size
     # An exported module cannot hold the Python function that partitions it.
-    if devices == 1 or context.lowering_parameters.for_export:
+    alone, exported = devices == 1, context.lowering_parameters.for_export
+    function = compute(problem, may_time=alone and not exported)
+    if alone or exported:
         return function
 
     def split_of(operands, result) -> Split:
@@ -144,7 +145,7 @@ def partitioned(compute: Callable[[ConvProblem], Callable], problem: ConvProblem
         split = split_of(operands, result)
         part = {letter: size // math.prod(mesh.shape[name] for name in split.get(letter, ()))
                 for letter, size in problem.sizes.items()}
-        local = compute(dataclasses.replace(problem, **part))
+        local = compute(dataclasses.replace(problem, **part), may_time=False)
         summed = sum((names for letter, names in split.items() if letter not in letters(problem.role)), ())
 
         def lower(a, b):
