@@ -112,8 +112,8 @@ def replace(case: Case, **changes) -> Case:
 
 def line():
     """One spatial axis, every combination: (kernel, stride, dilation) and all its cases."""
-    pads = ["SAME", "VALID", ((0, 0),), ((1, 2),), ((2, 1),), ((-1, 3),), ((4, -2),), ((7, 6),)]
-    for kernel, stride, dilation in itertools.product((1, 2, 3, 4), (1, 2, 3), (1, 2)):
+    pads = ["SAME", "VALID", ((1, 2),), ((-1, 3),), ((4, -2),), ((7, 6),)]
+    for kernel, stride, dilation in itertools.product((1, 2, 4), (1, 2, 3), (1, 2)):
         yield (kernel, stride, dilation), [
             Case((4,), (kernel,), (stride,), padding, (dilation,), transpose_kernel=mirrored, consistent=consistent,
                  inputs=2, layout="first" if mirrored else "last")

@@ -226,3 +226,16 @@ def conv(lhs, rhs, window_strides, padding, rhs_dilation=None, dimension_numbers
     if bias is not None:
         out = out + wide(bias)[0].reshape(-1, *(1,) * rank)
     return out.transpose(np.argsort(out_order))
+
+
+def gradient(linear, like, cotangent):
+    """The transpose of a linear function of an array shaped as `like`, entry by entry.
+
+    No conjugation: the cotangent convention of `jax.vjp`.
+    """
+    result = np.zeros(np.shape(like), wide(cotangent)[0].dtype)
+    for index in np.ndindex(*result.shape):
+        unit = np.zeros(result.shape)
+        unit[index] = 1
+        result[index] = np.sum(wide(cotangent)[0] * linear(unit))
+    return result
