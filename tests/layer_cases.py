@@ -1,0 +1,93 @@
+# Copyright 2026 The jax_deconv authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings and properties that the tests of both Flax modules share."""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+def fan_in(count):
+    """The standard deviation that lecun_normal has for `count` summands."""
+    return np.sqrt(1 / count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Settings that Flax knows, too."""
+
+    inputs: tuple
+    settings: dict
+    tolerance: float = 1e-5
+
+    def __str__(self):
+        return f"{self.inputs}-" + "-".join(f"{k}={v}" for k, v in self.settings.items() if k != "features")
+
+
+def _grid():
+    for padding, transpose_kernel in itertools.product(
+            ["SAME", "VALID", "CIRCULAR", 1, (2,), ((0, 3),), ((-1, 2),)], [False, True]):
+        for kernel, stride, dilation in [(4, 2, 1), (2, 3, 2)]:
+            yield Case((2, 5, 3), dict(features=2, kernel_size=kernel, strides=stride, padding=padding,
+                                       kernel_dilation=dilation, transpose_kernel=transpose_kernel))
+    # Circular kernels that reach round an axis once and more.
+    for kernel, size, transpose_kernel in itertools.product([4, 9], [1, 2], [False, True]):
+        yield Case((1, size, 2), dict(features=3, kernel_size=(kernel,), strides=(2,), padding="CIRCULAR",
+                                      transpose_kernel=transpose_kernel))
+    for padding, transpose_kernel in itertools.product(
+            ["SAME", "VALID", "CIRCULAR", ((1, 2), (0, 1))], [False, True]):
+        yield Case((2, 4, 5, 3), dict(features=2, kernel_size=(4, 3), strides=(2, 3), padding=padding,
+                                      transpose_kernel=transpose_kernel))
+    for padding in ("SAME", "CIRCULAR"):
+        yield Case((1, 3, 2, 4, 2), dict(features=2, kernel_size=(3, 2, 4), strides=(2, 1, 2),
+                                         padding=padding))
+        # no batch axis, and two of them
+        yield Case((4, 4, 3), dict(features=2, kernel_size=(3, 3), strides=2, padding=padding))
+        yield Case((2, 3, 4, 4, 3), dict(features=2, kernel_size=(3, 3), strides=2, padding=padding))
+    yield Case((2, 4, 3), dict(features=2, kernel_size=(3,), use_bias=False))
+    yield Case((2, 4, 3), dict(features=2, kernel_size=[3], strides=[2], precision="highest"))
+    yield Case((2, 4, 3), dict(features=2, kernel_size=(3,), mask=np.tril(np.ones((3, 3, 2)))))
+    yield Case((2, 4, 3), dict(features=2, kernel_size=(3,), dtype=jnp.bfloat16), tolerance=2e-2)
+
+
+CASES = list(_grid())
+
+GROUPED = [
+    dict(kernel_size=kernel, strides=stride, padding=padding, transpose_kernel=transpose_kernel,
+         feature_group_count=groups)
+    for padding in ("SAME", "VALID", "CIRCULAR", "CAUSAL") for transpose_kernel in (False, True)
+    for kernel, stride, groups in (((4,), 2, 2), ((3, 4), (2, 3), 3))
+]
+
+STREAMING = [
+    dict(kernel_size=kernel, strides=stride, kernel_dilation=dilation, transpose_kernel=transpose_kernel)
+    for transpose_kernel in (False, True)
+    for kernel, stride, dilation in (((4,), (2,), 1), ((7,), (3,), 2), ((2,), (5,), 1), ((3, 4), (2, 1), 1))
+]
+
+
+def loop_over_groups(groups, x, kernel, bias, layer):
+    """The grouped layer, one group after the other."""
+    # The kernel's axes are (.., in/groups, out) or (.., out/groups, in): groups are in the last one.
+    parts = zip(*(jnp.split(array, groups, axis=-1) for array in (x, kernel, bias)), strict=True)
+    return jnp.concatenate([layer(*of_group) for of_group in parts], axis=-1)
+
+
+def causal(layer, valid, x, strides):
+    """A longer input only appends outputs, and all of them are VALID's."""
+    y = layer(x)
+    size = x.shape[1]
+    assert y.shape[1:-1] == tuple(np.multiply(x.shape[1:-1], strides))
+    inside = tuple(slice(0, n) for n in y.shape[1:-1])
+    np.testing.assert_allclose(y, valid(x)[(slice(None), *inside)], rtol=1e-5, atol=1e-5)
+    for axis, stride in enumerate(strides, start=1):
+        for n in range(1, size):
+            prefix = layer(x.take(jnp.arange(n), axis=axis))
+            expected = y.take(jnp.arange(n * stride), axis=axis)
+            np.testing.assert_allclose(prefix, expected, rtol=1e-5, atol=1e-5)
