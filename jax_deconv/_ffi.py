@@ -9,6 +9,7 @@ XLA and `available` says why.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import pathlib
 
@@ -21,10 +22,14 @@ PLAN_VERSION = 1
 
 
 def library_directories() -> list[str]:
-    """Where pip puts NVIDIA's libraries, e.g. ``nvidia/cudnn/lib`` and ``nvidia/cu13/lib``."""
+    """Where pip puts NVIDIA's libraries, e.g. ``nvidia/cudnn/lib`` and ``nvidia/cu13/lib``.
+
+    Not ``nvidia/cudnn_jit``, a cuDNN without the engines that are compiled ahead of time.
+    """
     spec = importlib.util.find_spec("nvidia")
     roots = spec.submodule_search_locations if spec else ()
-    return [str(path) for root in roots for path in sorted(pathlib.Path(root).glob("*/lib"))]
+    return [str(path) for root in roots for path in sorted(pathlib.Path(root).glob("*/lib"))
+            if path.parent.name != "cudnn_jit"]
 
 
 def _load():
@@ -32,7 +37,7 @@ def _load():
     if (reason := _compat.too_old()) is not None:
         return None, reason
     try:
-        from jax_deconv import _ffi_native as module
+        module = importlib.import_module("jax_deconv._ffi_native")
     except ImportError as error:
         return None, (f"the native module cannot be imported ({error}); "
                       "build it with: pip install --force-reinstall --no-deps jax-deconv")
