@@ -18,10 +18,6 @@ import pytest  # noqa: E402
 REQUIRE_CUDNN = os.environ.get("JAX_DECONV_REQUIRE_CUDNN", "").lower() in ("1", "true", "yes", "on")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a CUDA device and cuDNN")
-
-
 def has_gpu() -> bool:
     try:
         return bool(jax.devices("cuda"))

@@ -30,6 +30,19 @@ def test_edge(case):
     check(case)
 
 
+@pytest.mark.parametrize("padding", ["VALID", ((2, 1),)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_kernel_without_taps(padding, transposed):
+    """A spatial axis of size zero like any other: zeros, of the size that lax computes."""
+    x, w = jnp.ones((2, 3, 4)), jnp.ones((0, 4, 4))
+    f, theirs = (lambda x, w, g=g: g(x, w, (2,), padding, transpose_kernel=transposed)
+                 for g in (jax_deconv.conv_transpose, lax.conv_transpose))
+    out, pull = jax.vjp(f, x, w)
+    np.testing.assert_array_equal(out, np.zeros(jax.eval_shape(theirs, x, w).shape))
+    np.testing.assert_array_equal(pull(out + 1)[0], np.zeros(x.shape))
+    assert pull(out + 1)[1].shape == w.shape
+
+
 # ---- groups --------------------------------------------------------------------------------------------
 
 
