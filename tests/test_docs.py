@@ -1,0 +1,33 @@
+# Copyright 2026 The jax_deconv authors
+# SPDX-License-Identifier: Apache-2.0
+"""The examples in the documentation run and print what they say."""
+
+import doctest
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples(page):
+    if "jax_deconv.linen" in page.read_text():
+        pytest.importorskip("flax")
+    failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_contributing_names_every_file():
+    tree = (ROOT / "CONTRIBUTING.md").read_text()
+    files = [path for folder in ("jax_deconv", "jax_deconv/lowering", "ffi") for path in (ROOT / folder).iterdir()]
+    named = [path.name for path in files if path.suffix in (".py", ".cc")]
+    assert not [name for name in named if name not in tree and name != "__init__.py"]
