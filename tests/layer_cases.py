@@ -13,6 +13,11 @@ def normal(*shape):
     return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
 
 
+def wave(shape, dtype):
+    """An array that is neither symmetric nor random, without a computation by JAX."""
+    return np.cos(np.arange(np.prod(shape, dtype=int)).reshape(shape)).astype(dtype)
+
+
 def fan_in(count):
     """The standard deviation that lecun_normal has for `count` summands."""
     return np.sqrt(1 / count)
@@ -82,12 +87,11 @@ def loop_over_groups(groups, x, kernel, bias, layer):
 def causal(layer, valid, x, strides):
     """A longer input only appends outputs, and all of them are VALID's."""
     y = layer(x)
-    size = x.shape[1]
     assert y.shape[1:-1] == tuple(np.multiply(x.shape[1:-1], strides))
     inside = tuple(slice(0, n) for n in y.shape[1:-1])
     np.testing.assert_allclose(y, valid(x)[(slice(None), *inside)], rtol=1e-5, atol=1e-5)
     for axis, stride in enumerate(strides, start=1):
-        for n in range(1, size):
+        for n in (1, 2, x.shape[1] - 1):
             prefix = layer(x.take(jnp.arange(n), axis=axis))
             expected = y.take(jnp.arange(n * stride), axis=axis)
             np.testing.assert_allclose(prefix, expected, rtol=1e-5, atol=1e-5)

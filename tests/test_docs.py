@@ -28,6 +28,7 @@ def test_links_lead_somewhere(page):
 
 def test_contributing_names_every_file():
     tree = (ROOT / "CONTRIBUTING.md").read_text()
-    files = [path for folder in ("jax_deconv", "jax_deconv/lowering", "ffi") for path in (ROOT / folder).iterdir()]
+    folders = (ROOT / "jax_deconv", ROOT / "jax_deconv/lowering", ROOT / "ffi")
+    files = [path for folder in folders for path in folder.iterdir()]
     named = [path.name for path in files if path.suffix in (".py", ".cc")]
     assert not [name for name in named if name not in tree and name != "__init__.py"]
