@@ -195,10 +195,23 @@ def conv_transpose_filter_gradient(
                      preferred_element_type, resolve(policy, precision))
 
 
+def _check_array(name: str, array):
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        raise TypeError(f"{name} must be an array; got {array!r}")
+
+
+def _check_bias(bias, channels: int, types):
+    _check_array("bias", bias)
+    if bias.shape != (channels,):
+        raise ValueError(f"bias must have shape {(channels,)}, one for each channel of the result; got {bias.shape}")
+    if jax.dtypes.canonicalize_dtype(bias.dtype) not in types:
+        raise TypeError(f"bias must have the type of lhs or of the result ({', '.join(map(str, types))}); "
+                        f"got {bias.dtype}")
+
+
 def _check_arrays(**arrays):
     for name, array in arrays.items():
-        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-            raise TypeError(f"{name} must be an array; got {array!r}")
+        _check_array(name, array)
     (a, b), types = arrays, [jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays.values()]
     if types[0] != types[1]:
         raise TypeError(f"{a} and {b} must have the same type of elements; got {types[0]} and {types[1]}")
@@ -210,7 +223,8 @@ def _result_type(dtype, preferred_element_type):
         return jnp.dtype(dtype)
     unit = jax.ShapeDtypeStruct((1, 1), dtype)
     try:
-        return jax.eval_shape(lambda a: lax.dot(a, a, preferred_element_type=preferred_element_type), unit).dtype
+        return jax.eval_shape(lambda a: lax.conv_general_dilated(
+            a, a, (), [], preferred_element_type=preferred_element_type), unit).dtype
     except TypeError as error:
         raise TypeError(f"preferred_element_type={preferred_element_type!r} for operands of type {dtype}: "
                         f"{error}") from error
@@ -220,9 +234,8 @@ def _forward(role: Role, placement: Placement, lhs, rhs, bias, preferred_element
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     dtype = _result_type(lhs.dtype, preferred_element_type)
     channels = placement.channels(role, rhs.shape)
-    if bias is not None and (jnp.shape(bias) != (channels,) or bias.dtype not in (lhs.dtype, dtype)):
-        raise ValueError(f"bias must have shape {(channels,)} and the type of lhs or of the result, {dtype}; "
-                         f"got {bias.dtype}{list(jnp.shape(bias))}")
+    if bias is not None:
+        _check_bias(bias, channels, (lhs.dtype, dtype))
     function = _with_backward_policy if policy.backward is not None else _compute
     out = function(role, placement, dtype, policy, lhs, rhs)
     if bias is None:
