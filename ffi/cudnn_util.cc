@@ -117,9 +117,9 @@ ffi::Error GetDriver(const Driver** driver) {
 
 ffi::Error GetCudnn(const Cudnn** cudnn) {
   const Libraries& libraries = Get();
-  for (const Library& library : {libraries.cudnn, libraries.cublas}) {
-    if (!library.error.empty()) {
-      return Missing(library, "Install it with: pip install -U \"jax[cuda13]\"");
+  for (const Library* library : {&libraries.cudnn, &libraries.cublas}) {
+    if (!library->error.empty()) {
+      return Missing(*library, "Install it with: pip install -U \"jax[cuda13]\"");
     }
   }
   *cudnn = &libraries.cudnn_functions;

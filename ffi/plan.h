@@ -70,6 +70,9 @@ struct Buffers {
   void* workspace;
 };
 
+// The number of elements.
+int64_t Count(const std::vector<int64_t>& dims);
+
 // The distance in elements between neighbours along each logical axis.
 std::vector<int64_t> Strides(const std::vector<int64_t>& dims, Layout layout);
 

@@ -44,7 +44,7 @@ def doctor() -> int:
     """Prints the state of the installation; 1 if it is broken."""
 
     def line(what, value):
-        print(f"{what:<16}{value}")
+        print(f"{what:<20}{value}")
 
     line("jax_deconv", jax_deconv.__version__)
     line("Python", f"{platform.python_version()} on {platform.machine()}")

@@ -6,6 +6,7 @@ JAX's CUDA plugin is enough for that: `pip install jax-cuda12-plugin jax-cuda12-
 JAX.  It needs no other package of NVIDIA's.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -142,6 +143,23 @@ def test_channels_first_code_moves_nothing_between_layers():
     hlo = compiled(step, *map(x.shape, GIVEN[Role.X]), deeper.shape(Role.W))
     assert targets(hlo) == ["jax_deconv_x"] * 2
     assert len([op for op in operations(hlo) if op in ("copy", "transpose")]) <= 4, hlo
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_wider_results(role):
+    """float32 of bfloat16: the call is all float32, and TF32 does even where it is forbidden otherwise."""
+    p = dataclasses.replace(problem(role), out_dtype=np.dtype(np.float32))
+    strict = types.SimpleNamespace(precision=jax.lax.Precision.HIGHEST, deterministic=False, workspace_limit=None)
+    hlo = compiled(cudnn.build(p, strict), *map(p.shape, GIVEN[role]))
+    assert targets(hlo) == [f"jax_deconv_{role}"] and "tf32 = true" in hlo
+    assert "(f32[" in next(line for line in hlo.splitlines() if "custom-call(" in line)
+
+
+def test_huge_filter_gradients_are_sums():
+    """More than 2**31 elements: parts of the batch, as few as do, and the sum in float32."""
+    p = dataclasses.replace(problem(Role.W), N=9, geometry=(Axis(4096, 2048, 4, 2, 1, 1),) * 2)
+    hlo = compiled(cudnn.build(p, POLICY), *map(p.shape, GIVEN[p.role]))
+    assert targets(hlo) == ["jax_deconv_w"] * 3
 
 
 @pytest.mark.parametrize("pad_lo", [-2, 5])

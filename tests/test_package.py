@@ -135,7 +135,7 @@ def test_version_tuple():
 @pytest.mark.parametrize("kw, reason", [
     (dict(dtype=np.int32), "int32"),
     (dict(dtype=np.complex64), "complex64"),
-    (dict(out_dtype=np.dtype(np.float64)), "float64"),
+    (dict(out_dtype=np.dtype(np.complex64)), "complex64"),
     (dict(geometry=()), "spatial axes"),
     (dict(geometry=(Axis(4, 2, 2, 2),) * 4), "spatial axes"),
     (dict(N=0), "nothing"),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -35,10 +36,9 @@ def why_not(problem: ConvProblem, policy) -> str | None:
     sizes = [*problem.sizes.values(), *(s for axis in problem.geometry for s in (axis.x_size, axis.y_size))]
     if not all(isinstance(size, int) for size in sizes):
         return "its sizes are symbolic"
-    if problem.dtype.name not in _TYPES:
-        return f"cuDNN does not convolve {problem.dtype.name}"
-    if problem.out_dtype != problem.dtype:
-        return f"cuDNN does not make {problem.out_dtype.name} of {problem.dtype.name}"
+    for dtype in (problem.dtype, problem.out_dtype):
+        if dtype.name not in _TYPES:
+            return f"cuDNN does not convolve {dtype.name}"
     if not 1 <= problem.rank <= 3:
         return f"cuDNN convolves over one to three spatial axes, not {problem.rank}"
     if any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None:
@@ -48,11 +48,40 @@ def why_not(problem: ConvProblem, policy) -> str | None:
 
 def build(problem: ConvProblem, policy, plan: Plan | None = None) -> Callable:
     """A traceable function of the role's operands, in the order of `GIVEN`."""
-    part = core.split(problem)
+    part, chunks = _part(problem)
     plan = plan or default_plan(policy)
-    call = _call(problem.role, part.problem.shape(), problem.out_dtype, engine=plan.engine, knobs=plan.knobs,
-                 workspace=plan.workspace, **_attributes(part, policy))
-    return part.wrap(call)
+    call = _call(problem.role, part.problem.shape(), part.problem.dtype, engine=plan.engine, knobs=plan.knobs,
+                 workspace=plan.workspace, **_attributes(problem, part, policy))
+    wide = part.problem.dtype
+
+    def summed(a, b):
+        pairs = zip(jnp.split(a, chunks), jnp.split(b, chunks))
+        return functools.reduce(jnp.add, (call(*pair).astype(_promote(wide, jnp.float32)) for pair in pairs))
+
+    inner = part.wrap(summed if chunks > 1 else call)
+    return lambda a, b: inner(a.astype(wide), b.astype(wide)).astype(problem.out_dtype)
+
+
+def _part(problem: ConvProblem) -> tuple[core.Core, int]:
+    """The problem that one call computes, and how many calls there are.
+
+    cuDNN's tensors have one type here, the wider one: of 16-bit operands it makes float32 with a single
+    engine, and no data gradient.  For filter gradients of more than 2**31 elements it has an engine that
+    takes 500 times too long: they are sums over parts of the batch.
+    """
+    wide = _promote(problem.dtype, problem.out_dtype)
+    chunks = 1
+    part = core.split(dataclasses.replace(problem, dtype=wide, out_dtype=wide))
+    if problem.role is Role.W:
+        largest = max(math.prod(part.problem.shape(role)) for role in GIVEN[Role.W])
+        divisors = [n for n in range(1, problem.N + 1) if problem.N % n == 0]
+        chunks = next((n for n in divisors if largest // n < 2**31), problem.N)
+        part = dataclasses.replace(part, problem=dataclasses.replace(part.problem, N=problem.N // chunks))
+    return part, chunks
+
+
+def _promote(*dtypes) -> np.dtype:
+    return np.dtype(jnp.promote_types(*dtypes))
 
 
 def default_plan(policy) -> Plan:
@@ -70,12 +99,12 @@ def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan
 
     With each goes whether its kernel is compiled when the plan is built, which takes up to seconds.
     """
-    part = core.split(problem)
-    attributes = _attributes(part, policy)
+    part, _ = _part(problem)
+    attributes = _attributes(problem, part, policy)
     del attributes["groups"]  # read off the shapes
     shapes = {str(role): part.problem.shape(role) for role in Role}
-    found = _ffi.native.candidates(_ROLES.index(problem.role), dtype=problem.dtype.name,
-                                   out_dtype=problem.out_dtype.name, device=device, **shapes, **attributes)
+    found = _ffi.native.candidates(_ROLES.index(problem.role), dtype=part.problem.dtype.name,
+                                   out_dtype=part.problem.out_dtype.name, device=device, **shapes, **attributes)
     return [(Plan("cudnn", engine, tuple(knobs), workspace), compiles)
             for engine, knobs, workspace, compiles in found if workspace <= workspace_limit(policy)]
 
@@ -88,16 +117,14 @@ def measure(problem: ConvProblem, policy, plans: Sequence[Plan], *, budget: floa
     failed.  Values are compared at sampled positions; operands hold few enough bits that TF32 and
     bfloat16 represent them exactly.
     """
-    part = core.split(problem)
-    first, second = GIVEN[problem.role]
-    types = {role: problem.out_dtype if role is problem.role else problem.dtype for role in Role}
-    buffers = [jax.ShapeDtypeStruct(part.problem.shape(role), types[role])
-               for role in (first, second, problem.role)]
+    part, _ = _part(problem)
+    buffers = [jax.ShapeDtypeStruct(part.problem.shape(role), part.problem.dtype)
+               for role in (*GIVEN[problem.role], problem.role)]
     # XLA allocates everything: what is timed are its results.
     results = [*buffers, jax.ShapeDtypeStruct((max(plan.workspace for plan in plans),), jnp.uint8),
                jax.ShapeDtypeStruct((len(plans), 2), jnp.float32)]
     attributes = dict(
-        _attributes(part, policy), role=_ROLES.index(problem.role), engines=[plan.engine for plan in plans],
+        _attributes(problem, part, policy), role=_ROLES.index(problem.role), engines=[plan.engine for plan in plans],
         knobs=[value for plan in plans for value in plan.knobs],
         knob_counts=[len(plan.knobs) for plan in plans], workspaces=[plan.workspace for plan in plans],
         budget_us=budget * 1e6, seed=seed)
@@ -128,7 +155,7 @@ def reproduce(*, role: str, dtype: str, out_dtype: str, x, w, y, layout: int, **
     return jax.block_until_ready(jax.jit(call)(*operands))
 
 
-def _attributes(part: core.Core, policy) -> dict:
+def _attributes(problem: ConvProblem, part: core.Core, policy) -> dict:
     """What the native module is told of a problem beside its shapes."""
     axes = part.problem.geometry
     return dict(
@@ -138,7 +165,8 @@ def _attributes(part: core.Core, policy) -> dict:
         pad_hi=list(part.pad_hi),
         groups=part.problem.G,
         layout=_CHANNELS_LAST,
-        tf32=policy.precision is not lax.Precision.HIGHEST,
+        # TF32 holds 16-bit operands exactly.
+        tf32=policy.precision is not lax.Precision.HIGHEST or problem.dtype.itemsize == 2,
         deterministic=bool(policy.deterministic),
     )
 
