@@ -10,7 +10,9 @@ import os
 
 # Read when JAX starts its CPU client, so before anything imports it.
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    )
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -33,9 +35,16 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if REQUIRE_CUDNN and report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu"):
+    if (
+        REQUIRE_CUDNN
+        and report.skipped
+        and not hasattr(report, "wasxfail")
+        and item.get_closest_marker("gpu")
+    ):
         report.outcome = "failed"
-        report.longrepr = f"JAX_DECONV_REQUIRE_CUDNN is set, but {item.nodeid} was skipped: {call.excinfo.value}"
+        report.longrepr = (
+            f"JAX_DECONV_REQUIRE_CUDNN is set, but {item.nodeid} was skipped: {call.excinfo.value}"
+        )
     return report
 
 

@@ -84,7 +84,9 @@ class Case:
         def by(sizes):
             return "x".join(map(str, sizes)) or "-"
 
-        pads = self.padding if isinstance(self.padding, str) else ",".join(f"{a}:{b}" for a, b in self.padding)
+        pads = self.padding
+        if not isinstance(pads, str):
+            pads = ",".join(f"{low}:{high}" for low, high in pads)
         parts = [f"n{self.batch}x{by(self.size)}", f"k{by(self.kernel)}", f"s{by(self.strides)}"]
         parts += [f"d{by(self.dilation)}"] if self.dilation else []
         parts += [f"p{pads}", self.layout, f"c{self.inputs}to{self.outputs}"]
@@ -115,8 +117,8 @@ def line():
     pads = ["SAME", "VALID", ((1, 2),), ((-1, 3),), ((4, -2),), ((7, 6),)]
     for kernel, stride, dilation in itertools.product((1, 2, 4), (1, 2, 3), (1, 2)):
         yield (kernel, stride, dilation), [
-            Case((4,), (kernel,), (stride,), padding, (dilation,), transpose_kernel=mirrored, consistent=consistent,
-                 inputs=2, layout="first" if mirrored else "last")
+            Case((4,), (kernel,), (stride,), padding, (dilation,), inputs=2, consistent=consistent,
+                 transpose_kernel=mirrored, layout="first" if mirrored else "last")
             for padding, mirrored, consistent in itertools.product(pads, (False, True), (False, True))]
 
 
@@ -132,10 +134,12 @@ def sample(rank: int, count: int, seed: int = 0, **fixed) -> list[Case]:
         kernel, strides = axis((1, 2, 3)), axis((1, 2, 3))
         # Up to two rows cropped from a side: small enough to leave something.
         pads = tuple((pick.randint(-1, 3), pick.randint(0, 3)) for _ in range(rank))
-        case = Case(axis((2, 3, 4)), kernel, strides, pick.choice(("SAME", "VALID", pads, pads)),
-                    pick.choice((None, axis((1, 2)))), batch=pick.choice((1, 2)), inputs=pick.choice((1, 2, 3)),
-                    outputs=pick.choice((1, 2, 3)), layout=pick.choice(("first", "last", "mixed")),
-                    transpose_kernel=pick.choice((False, True)))
+        case = Case(
+            axis((2, 3, 4)), kernel, strides, pick.choice(("SAME", "VALID", pads, pads)),
+            pick.choice((None, axis((1, 2)))), batch=pick.choice((1, 2)), inputs=pick.choice((1, 2, 3)),
+            outputs=pick.choice((1, 2, 3)), layout=pick.choice(("first", "last", "mixed")),
+            transpose_kernel=pick.choice((False, True)),
+        )
         case = replace(case, **fixed)
         cases[str(case)] = case
     return list(cases.values())
@@ -144,7 +148,9 @@ def sample(rank: int, count: int, seed: int = 0, **fixed) -> list[Case]:
 # The corners, by name: each differs from the others in what an implementation must not forget.
 EDGES: dict[str, Case] = {
     "no_space": Case((), (), (), batch=3),
-    "doubling": Case((3, 4), (4, 4), (2, 2), ((1, 1), (1, 1)), consistent=True, layout="first", transpose_kernel=True),
+    "doubling": Case(
+        (3, 4), (4, 4), (2, 2), ((1, 1), (1, 1)), consistent=True, layout="first", transpose_kernel=True
+    ),
     "kernel_equals_stride": Case((3, 2), (2, 3), (2, 3), "VALID"),
     "kernel_below_stride": Case((3,), (2,), (5,), "SAME"),
     "kernel_below_stride_valid": Case((2, 3), (1, 2), (3, 4), "VALID", layout="mixed"),
@@ -166,8 +172,9 @@ EDGES: dict[str, Case] = {
     "output_padding": Case((3, 3), (3, 2), (3, 2), ((1, 1), (0, 1)), output_padding=(2, 1), consistent=True),
     "output_padding_beyond_stride": Case((3,), (3,), (2,), "VALID", output_padding=(7,), groups=2),
     "output_shape_same": Case((3, 4), (3, 4), (2, 3), "SAME", output_shape=(5, 11), transpose_kernel=True),
-    "output_shape_valid": Case((3,), (4,), (3,), "VALID", output_shape=(12,), groups=2, layout="first",
-                               transpose_kernel=True),
+    "output_shape_valid": Case(
+        (3,), (4,), (3,), "VALID", output_shape=(12,), groups=2, layout="first", transpose_kernel=True
+    ),
 }
 
 # Axes of size zero: batch, space, channels in, channels out.

@@ -108,9 +108,16 @@ def family(case):
     arguments = (*case.positional,)
     return {
         "x": (lambda y, w: jax_deconv.conv_transpose(y, w, *arguments, **case.keywords), "yw"),
-        "y": (lambda x, w: jax_deconv.conv_transpose_data_gradient(x, w, y.shape, *arguments, **case.keywords), "xw"),
-        "w": (lambda y, x: jax_deconv.conv_transpose_filter_gradient(y, x, w.shape, *arguments, **case.keywords),
-              "yx"),
+        "y": (
+            lambda x, w: jax_deconv.conv_transpose_data_gradient(x, w, y.shape, *arguments, **case.keywords),
+            "xw",
+        ),
+        "w": (
+            lambda y, x: jax_deconv.conv_transpose_filter_gradient(
+                y, x, w.shape, *arguments, **case.keywords
+            ),
+            "yx",
+        ),
     }, {"x": x, "w": w, "y": y}
 
 
@@ -153,8 +160,14 @@ def test_order_two(edge):
     check_grads(lambda w: f(x, w), (w,), order=2, modes=("fwd", "rev"), eps=1.0)
 
 
-@pytest.mark.parametrize("case", [Case((3,), (3,), (2,), inputs=2, groups=2),
-                                  Case((2,), (2,), (3,), "VALID", output_padding=(4,), transpose_kernel=True)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((3,), (3,), (2,), inputs=2, groups=2),
+        Case((2,), (2,), (3,), "VALID", output_padding=(4,), transpose_kernel=True),
+    ],
+    ids=str,
+)
 def test_order_three(case, x64):
     """One operand at a time; then in both together, where the function is no longer linear."""
     f = bind(case)
@@ -170,7 +183,7 @@ def test_order_three(case, x64):
                                        transpose_kernel=True)], ids=str)
 def test_hessian_is_that_of_lax(case):
     x, w = map(jnp.asarray, case.operands())
-    ours, theirs = (jax.hessian(lambda xw: jnp.sum(f(*xw, *case.positional) ** 3))((x, w))
+    ours, theirs = (jax.jit(jax.hessian(lambda xw: jnp.sum(f(*xw, *case.positional) ** 3)))((x, w))
                     for f in (jax_deconv.conv_transpose, lax.conv_transpose))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert jax.tree.reduce(max, jax.tree.map(lambda a: jnp.abs(a).max(), ours)) > 0
@@ -188,7 +201,7 @@ def test_third_derivatives_are_those_of_lax(order):
 
         for mode in order:
             loss = {"r": jax.jacrev, "f": jax.jacfwd}[mode](loss)
-        return loss(jnp.float32(0.5))
+        return jax.jit(loss)(jnp.float32(0.5))
 
     np.testing.assert_allclose(nested(jax_deconv.conv_transpose), nested(lax.conv_transpose), rtol=1e-5)
 
@@ -199,7 +212,7 @@ def test_linearize_and_the_two_jacobians():
     f = bind(case)
     out, push = jax.linearize(f, x, w)
     np.testing.assert_array_equal(push(x, w), 2 * out)
-    forward, reverse = (jacobian(f, argnums=(0, 1))(x, w) for jacobian in (jax.jacfwd, jax.jacrev))
+    forward, reverse = (jax.jit(jacobian(f, argnums=(0, 1)))(x, w) for jacobian in (jax.jacfwd, jax.jacrev))
     for a, b in zip(forward, reverse):
         np.testing.assert_array_equal(a, b)
 
@@ -228,9 +241,16 @@ def test_second_order_under_preferred_element_type(wanted):
 
 def test_gradient_of_everything_at_once(x64):
     """Groups, bias, output_padding and a layout in one loss; each operand by finite differences."""
-    case = Case((3, 2), (3, 2), (2, 3), ((1, 0), (2, 1)), (1, 2), groups=2, layout="mixed", output_padding=(0, 2),
-                consistent=True)
+    case = Case(
+        (3, 2), (3, 2), (2, 3), ((1, 0), (2, 1)), (1, 2), groups=2, layout="mixed",
+        output_padding=(0, 2), consistent=True,
+    )
     x, w = map(jnp.asarray, case.operands(np.float64))
     bias = jnp.asarray(integers((4,), np.float64, 5))
-    check_grads(lambda x, w, b: jnp.sin(jax_deconv.conv_transpose(x, w, *case.positional, bias=b, **case.keywords)),
-                (x, w, bias), order=1, modes=("fwd", "rev"), eps=1e-5)
+    check_grads(
+        lambda x, w, b: jnp.sin(jax_deconv.conv_transpose(x, w, *case.positional, bias=b, **case.keywords)),
+        (x, w, bias),
+        order=1,
+        modes=("fwd", "rev"),
+        eps=1e-5,
+    )

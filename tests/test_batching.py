@@ -16,8 +16,10 @@ import jax_deconv
 
 # One with groups and an order of axes that is not canonical, one without groups.
 CASES = {
-    "grouped": Case((3,), (3,), (2,), ((1, 0),), groups=2, inputs=2, outputs=1, layout="mixed", consistent=True,
-                    output_padding=(1,)),
+    "grouped": Case(
+        (3,), (3,), (2,), ((1, 0),), groups=2, inputs=2, outputs=1, layout="mixed", consistent=True,
+        output_padding=(1,),
+    ),
     "dense": Case((2, 3), (2, 1), (2, 1), "SAME", inputs=2, outputs=3, layout="first", transpose_kernel=True),
 }
 
@@ -30,8 +32,16 @@ def family(case):
                          jnp.zeros(lhs), jnp.zeros(rhs)).shape
     return {
         "x": (lambda y, w: jax_deconv.conv_transpose(y, w, *arguments, **keywords), lhs, rhs),
-        "y": (lambda x, w: jax_deconv.conv_transpose_data_gradient(x, w, lhs, *arguments, **keywords), out, rhs),
-        "w": (lambda y, x: jax_deconv.conv_transpose_filter_gradient(y, x, rhs, *arguments, **keywords), lhs, out),
+        "y": (
+            lambda x, w: jax_deconv.conv_transpose_data_gradient(x, w, lhs, *arguments, **keywords),
+            out,
+            rhs,
+        ),
+        "w": (
+            lambda y, x: jax_deconv.conv_transpose_filter_gradient(y, x, rhs, *arguments, **keywords),
+            lhs,
+            out,
+        ),
     }
 
 
@@ -39,10 +49,13 @@ def mapped(shape, axis, size, seed=0):
     return integers(shape if axis is None else (*shape[:axis], size, *shape[axis:]), seed=seed)
 
 
+def example(i, axes, *operands):
+    """The i-th of each operand that is mapped."""
+    return [a if axis is None else np.take(a, i, axis) for a, axis in zip(operands, axes)]
+
+
 def loop(function, axes, size, *operands):
-    rows = [function(*(a if axis is None else np.take(a, i, axis) for a, axis in zip(operands, axes)))
-            for i in range(size)]
-    return np.stack(rows)
+    return np.stack([function(*example(i, axes, *operands)) for i in range(size)])
 
 
 def one_convolution(function, role, *operands):
@@ -133,10 +146,9 @@ def test_vmap_of_grad(name, axes):
         return jax.vjp(function, a, b)[1](cotangent)
 
     batched = jax.vmap(pullback, (*axes, 0))
-    assert set(roles(batched, a, b, cotangent).replace("x", "", 1)) == set("wy")
-    assert len(roles(batched, a, b, cotangent).replace("x", "", 1)) == 2
+    assert roles(batched, a, b, cotangent).replace("x", "", 1) == "wy"  # beside the forward pass
     single = jax.jit(pullback)
-    rows = [single(*(v if axis is None else v[i] for v, axis in zip((a, b), axes)), cotangent[i]) for i in range(3)]
+    rows = [single(*example(i, axes, a, b), cotangent[i]) for i in range(3)]
     for got, want in zip(jax.jit(batched)(a, b, cotangent), zip(*rows)):
         np.testing.assert_array_equal(got, np.stack(want))
 
@@ -156,7 +168,7 @@ def test_grad_of_vmap(name, axes):
         return jax.vjp(function, a, b)[1](cotangent)
 
     single = jax.jit(pullback)
-    rows = [single(*(v if axis is None else v[i] for v, axis in zip((a, b), axes)), cotangent[i]) for i in range(3)]
+    rows = [single(*example(i, axes, a, b), cotangent[i]) for i in range(3)]
     for value, want, axis in zip(got, zip(*rows), axes):
         np.testing.assert_array_equal(value, np.sum(want, 0) if axis is None else np.stack(want))
 

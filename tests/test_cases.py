@@ -41,7 +41,9 @@ def make(spec):
     """An input of the file in float64."""
     if spec["kind"] == "lcg":
         flat = np.arange(np.prod(spec["shape"], dtype=int))
-        return ((flat * spec["a"] + spec["b"]) % spec["m"] - spec["c"]).reshape(spec["shape"]) * spec.get("scale", 1.0)
+        return ((flat * spec["a"] + spec["b"]) % spec["m"] - spec["c"]).reshape(spec["shape"]) * spec.get(
+            "scale", 1.0
+        )
     if spec["kind"] == "full":
         return np.full(spec["shape"], float(spec["value"]))
     return np.asarray(spec["data"], float).reshape(spec["shape"])
@@ -62,6 +64,13 @@ def arguments(case, layout="first", **changes):
                            "last": (f"N{space}C", f"{space}IO", f"N{space}C")}[layout])
 
 
+def plain(rank, strides, **others):
+    """A case of one's own, with what is not said at its neutral value."""
+    ones, zeros = (1,) * rank, (0,) * rank
+    neutral = dict(spatial_dims=rank, output_padding=zeros, dilation=ones, groups=1)
+    return {"spec": neutral | dict(strides=strides) | others}
+
+
 def store(array, layout, kernel=False):
     """From the file's order of axes to that of a layout."""
     if layout == "first":
@@ -74,8 +83,10 @@ def ours(case, layout="first", precision=None, preferred_element_type=None, **ch
     keywords = arguments(case, layout, **changes)
 
     def function(x, w, bias=None):
-        out = jax_deconv.conv_transpose(store(x, layout), store(w, layout, kernel=True), bias=bias, precision=precision,
-                                        preferred_element_type=preferred_element_type, **keywords)
+        out = jax_deconv.conv_transpose(
+            store(x, layout), store(w, layout, kernel=True), bias=bias, precision=precision,
+            preferred_element_type=preferred_element_type, **keywords,
+        )
         return out if layout == "first" else jnp.moveaxis(out, -1, 1)
 
     return function
@@ -178,8 +189,12 @@ def variant(case, batch, space, inputs, outputs):
     return t
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32], ids=lambda t: t.__name__)
-@pytest.mark.parametrize("case", [CASES[i] for i in VALUES if i != "49"], ids=map(label, (i for i in VALUES if i != "49")))
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32], ids=lambda t: t.__name__
+)
+@pytest.mark.parametrize(
+    "case", [CASES[i] for i in VALUES if i != "49"], ids=map(label, (i for i in VALUES if i != "49"))
+)
 def test_as_a_kind(case, dtype):
     """Other batches, sizes and channels, in every type for which the operation is defined."""
     sizes = [(1, 1, 1, 1), (0, 2, 3, 0), (2, 0, 2, 2)]
@@ -203,9 +218,10 @@ def test_as_a_kind(case, dtype):
 def test_01_zero_padding_is_valid(kernel, stride, rank):
     """[(0, 0)] and 'VALID' agree where the kernel reaches over the stride; 04: where not, sizes differ."""
     x, w = integers((1, 2, *(2,) * rank)), integers((2, 1, *(kernel,) * rank), seed=1)
-    case = {"spec": dict(spatial_dims=rank, strides=(stride,) * rank, output_padding=(0,) * rank, dilation=(1,) * rank,
-                         groups=1)}
-    np.testing.assert_array_equal(ours(case, padding=((0, 0),) * rank)(x, w), ours(case, padding="VALID")(x, w))
+    case = plain(rank, (stride,) * rank)
+    np.testing.assert_array_equal(
+        ours(case, padding=((0, 0),) * rank)(x, w), ours(case, padding="VALID")(x, w)
+    )
 
 
 def test_01_as_reported_with_valid():
@@ -230,7 +246,9 @@ def test_04_valid_where_the_stride_exceeds_the_kernel(size, kernel, stride):
 def test_03_04_06_strings_as_numbers(id):
     """A string and the numbers that it stands for."""
     case, t = CASES[id], tensors(CASES[id])
-    resolved = dict(padding=case["expect"]["resolved_padding"], output_padding=case["expect"]["resolved_output_padding"])
+    resolved = dict(
+        padding=case["expect"]["resolved_padding"], output_padding=case["expect"]["resolved_output_padding"]
+    )
     np.testing.assert_array_equal(ours(case)(**t), ours(case, **resolved)(**t))
 
 
@@ -311,8 +329,7 @@ def test_38_39_as_reported(id):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_41_negative_sizes(size, kernel, stride, pad, rank):
     """An error with the numbers that lead to it."""
-    case = {"spec": dict(spatial_dims=rank, strides=(stride,) * rank, output_padding=(0,) * rank, dilation=(1,) * rank,
-                         groups=1, padding=((0, 0),) * (rank - 1) + ((pad, pad),))}
+    case = plain(rank, (stride,) * rank, padding=((0, 0),) * (rank - 1) + ((pad, pad),))
     x, w = jnp.ones((1, 1, *(size,) * rank)), jnp.ones((1, 1, *(kernel,) * rank))
     with pytest.raises(ValueError) as caught:
         ours(case)(x, w)
@@ -321,7 +338,9 @@ def test_41_negative_sizes(size, kernel, stride, pad, rank):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("variant", CASES["42"]["expect"]["variants"] + [{"strides": [-1]}, {"dilation": [-2]}], ids=str)
+@pytest.mark.parametrize(
+    "variant", CASES["42"]["expect"]["variants"] + [{"strides": [-1]}, {"dilation": [-2]}], ids=str
+)
 def test_42_not_positive(variant):
     case = CASES["42"]
     (name, value), = variant.items()
@@ -376,8 +395,7 @@ def test_51_full_precision_when_asked_for(rank, groups):
     value = np.float32(1 + 2.0**-12)
     x = jnp.full((2, 4 * groups, *(5,) * rank), value)
     w = jnp.full((4 * groups, 2, *(3,) * rank), value)
-    case = {"spec": CASES["51"]["spec"] | dict(spatial_dims=rank, strides=(2,) * rank, padding=((0, 0),) * rank,
-                                               output_padding=(0,) * rank, dilation=(1,) * rank, groups=groups)}
+    case = plain(rank, (2,) * rank, padding=((0, 0),) * rank, groups=groups)
     out, pull = jax.vjp(ours(case, precision="highest"), x, w)
     ones = jax.vjp(ours(case, precision="highest"), jnp.ones_like(x), jnp.ones_like(w))
     np.testing.assert_allclose(out, ones[0] * np.float64(value) ** 2, rtol=1e-6)

@@ -43,22 +43,39 @@ BAD = {
     "padding of floats": (dict(padding=[(1.5, 0)]), "padding", ["1.5"]),
     "padding of triples": (dict(padding=[(1, 2, 3)]), "padding", [r"\(1, 2, 3\)"]),
     "padding too many": (dict(padding=[(1, 1), (2, 2)]), "padding", [r"\(2, 2\)"]),
-    "padding beyond the result": (dict(padding=[(9, 9)], use_consistent_padding=True), "padding",
-                                  [r"\(9, 9\)", "5", "3", "2"]),
+    "padding beyond the result": (
+        dict(padding=[(9, 9)], use_consistent_padding=True),
+        "padding",
+        [r"\(9, 9\)", "5", "3", "2"],
+    ),
     "padding below the input": (dict(padding=[(-9, -9)]), "padding", [r"\(-9, -9\)", "5"]),
     "dimension_numbers two": (dict(dimension_numbers=("NHC", "HIO")), "dimension_numbers", []),
     "dimension_numbers a string": (dict(dimension_numbers="NHC"), "dimension_numbers", []),
-    "dimension_numbers of another rank": (dict(dimension_numbers=("NHWC", "HWIO", "NHWC")), "dimension_numbers", []),
+    "dimension_numbers of another rank": (
+        dict(dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        "dimension_numbers",
+        [],
+    ),
     "dimension_numbers without C": (dict(dimension_numbers=("NHX", "HIO", "NHC")), "dimension_numbers", []),
     "dimension_numbers repeated": (dict(dimension_numbers=("NCC", "HIO", "NHC")), "dimension_numbers", []),
     "feature_group_count zero": (dict(feature_group_count=0), "feature_group_count", ["0", ">= 1"]),
     "feature_group_count negative": (dict(feature_group_count=-2), "feature_group_count", ["-2"]),
     "feature_group_count a float": (dict(feature_group_count=2.0), "feature_group_count", ["2.0"]),
-    "feature_group_count no divisor": (dict(feature_group_count=3), "feature_group_count", ["3", "4", r"\(3, 4, 6\)"]),
-    "feature_group_count no divisor of outputs": (dict(rhs=jnp.ones((3, 2, 5)), feature_group_count=2),
-                                                  "feature_group_count", ["2", "5"]),
-    "feature_group_count and whole kernel": (dict(feature_group_count=2), "feature_group_count",
-                                             ["2", "4", r"\(3, 4, 6\)"]),
+    "feature_group_count no divisor": (
+        dict(feature_group_count=3),
+        "feature_group_count",
+        ["3", "4", r"\(3, 4, 6\)"],
+    ),
+    "feature_group_count no divisor of outputs": (
+        dict(rhs=jnp.ones((3, 2, 5)), feature_group_count=2),
+        "feature_group_count",
+        ["2", "5"],
+    ),
+    "feature_group_count and whole kernel": (
+        dict(feature_group_count=2),
+        "feature_group_count",
+        ["2", "4", r"\(3, 4, 6\)"],
+    ),
     "channels of the kernel": (dict(rhs=jnp.ones((3, 3, 6))), "lhs", ["4", "3", r"\(3, 3, 6\)"]),
     "channels of the transposed kernel": (dict(transpose_kernel=True), "lhs", ["4", "6"]),
     "output_padding an integer": (dict(output_padding=1), "output_padding", ["1"]),
@@ -80,13 +97,22 @@ BAD = {
     "rank one": (dict(lhs=jnp.ones(4), rhs=jnp.ones(4)), "lhs", [r"\(4,\)"]),
     "lhs a list": (dict(lhs=[[[1.0]]]), "lhs", []),
     "rhs none": (dict(rhs=None), "rhs", ["None"]),
-    "no default order": (dict(lhs=jnp.ones((1,) * 6), rhs=jnp.ones((1,) * 6), strides=(1,) * 4), "dimension_numbers",
-                         ["4"]),
+    "no default order": (
+        dict(lhs=jnp.ones((1,) * 6), rhs=jnp.ones((1,) * 6), strides=(1,) * 4),
+        "dimension_numbers",
+        ["4"],
+    ),
     "precision unknown": (dict(precision="exact"), "precision", ["'exact'"]),
-    "preferred_element_type narrower": (dict(preferred_element_type=jnp.float16), "preferred_element_type",
-                                        ["float16", "float32"]),
-    "preferred_element_type of another kind": (dict(preferred_element_type=jnp.int32), "preferred_element_type",
-                                               ["int32", "float32"]),
+    "preferred_element_type narrower": (
+        dict(preferred_element_type=jnp.float16),
+        "preferred_element_type",
+        ["float16", "float32"],
+    ),
+    "preferred_element_type of another kind": (
+        dict(preferred_element_type=jnp.int32),
+        "preferred_element_type",
+        ["int32", "float32"],
+    ),
     "policy a string": (dict(policy="fast"), "policy", ["'fast'"]),
 }
 
@@ -127,12 +153,24 @@ def test_keyword_only_arguments_are_keyword_only():
         call_it(*positional, 1)
 
 
-@pytest.mark.parametrize("name", ["strides zero", "padding same", "feature_group_count zero", "output_padding negative",
-                                  "output_shape too large", "channels of the kernel", "rhs_dilation zero"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "strides zero",
+        "padding same",
+        "feature_group_count zero",
+        "output_padding negative",
+        "output_shape too large",
+        "channels of the kernel",
+        "rhs_dilation zero",
+    ],
+)
 def test_gradients_say_the_same(name):
     change, argument, parts = BAD[name]
     good = call()
-    keywords = {"strides": (2,), "padding": "SAME"} | {k: v for k, v in change.items() if k not in ("lhs", "rhs")}
+    keywords = {"strides": (2,), "padding": "SAME"} | {
+        k: v for k, v in change.items() if k not in ("lhs", "rhs")
+    }
     rhs = change.get("rhs", W)
     for function in (lambda: jax_deconv.conv_transpose_data_gradient(good, rhs, X.shape, **keywords),
                      lambda: jax_deconv.conv_transpose_filter_gradient(X, good, rhs.shape, **keywords)):
@@ -159,14 +197,21 @@ CONV_BAD = {
 @pytest.mark.parametrize("name", CONV_BAD)
 def test_bad_argument_of_conv(name):
     change, argument, parts = CONV_BAD[name]
-    arguments = dict(lhs=jnp.ones((2, 4, 5)), rhs=jnp.ones((6, 4, 3)), window_strides=(2,), padding="SAME") | change
+    arguments = (
+        dict(lhs=jnp.ones((2, 4, 5)), rhs=jnp.ones((6, 4, 3)), window_strides=(2,), padding="SAME") | change
+    )
     text = message(lambda: jax_deconv.conv(**arguments))
     assert argument in text and all(re.search(part, text) for part in parts), text
 
 
-@pytest.mark.parametrize("name", [n for n, (change, _, _) in BAD.items()
-                                  if not {"output_padding", "output_shape", "bias", "feature_group_count", "policy"}
-                                  & set(change)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n, (change, _, _) in BAD.items()
+        if not {"output_padding", "output_shape", "bias", "feature_group_count", "policy"} & set(change)
+    ],
+)
 def test_lax_refuses_it_too(name):
     """None of the above is a restriction of ours: lax takes none of them either, one way or another."""
     change, _, _ = BAD[name]

@@ -14,7 +14,11 @@ from jaxprs import roles
 
 import jax_deconv
 
-CASES = {**EDGES, **{f"no_{k}": v for k, v in EMPTY.items()}, **{str(c): c for c in sample(2, 8, 11, groups=2)}}
+CASES = {
+    **EDGES,
+    **{f"no_{k}": v for k, v in EMPTY.items()},
+    **{str(c): c for c in sample(2, 8, 11, groups=2)},
+}
 
 
 def everything(case, dtype=np.float32):
@@ -28,7 +32,9 @@ def everything(case, dtype=np.float32):
 def test_equal_to_vjp(case):
     x, w, cotangent, dx, dw = everything(case)
     got_dx = jax_deconv.conv_transpose_data_gradient(cotangent, w, x.shape, *case.positional, **case.keywords)
-    got_dw = jax_deconv.conv_transpose_filter_gradient(x, cotangent, w.shape, *case.positional, **case.keywords)
+    got_dw = jax_deconv.conv_transpose_filter_gradient(
+        x, cotangent, w.shape, *case.positional, **case.keywords
+    )
     for got, want in ((got_dx, dx), (got_dw, dw)):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         np.testing.assert_array_equal(got, want)
@@ -41,7 +47,9 @@ def test_in_other_types(dtype):
     np.testing.assert_array_equal(
         jax_deconv.conv_transpose_data_gradient(cotangent, w, x.shape, *case.positional, **case.keywords), dx)
     np.testing.assert_array_equal(
-        jax_deconv.conv_transpose_filter_gradient(x, cotangent, w.shape, *case.positional, **case.keywords), dw)
+        jax_deconv.conv_transpose_filter_gradient(x, cotangent, w.shape, *case.positional, **case.keywords),
+        dw,
+    )
 
 
 def test_integers_have_these_functions_too():
@@ -64,7 +72,9 @@ def test_preferred_element_type_is_that_of_the_gradient(dtype, wanted):
     """With sums that the narrow type could not hold."""
     x, w = jnp.full((4, 64, 8), 3, dtype), jnp.ones((1, 8, 8), dtype)
     cotangent = jnp.full((4, 64, 8), 5, dtype)
-    dw = jax_deconv.conv_transpose_filter_gradient(x, cotangent, w.shape, (1,), "VALID", preferred_element_type=wanted)
+    dw = jax_deconv.conv_transpose_filter_gradient(
+        x, cotangent, w.shape, (1,), "VALID", preferred_element_type=wanted
+    )
     assert dw.dtype == wanted
     np.testing.assert_array_equal(dw, np.full(w.shape, 3 * 5 * 256))
     dx = jax_deconv.conv_transpose_data_gradient(cotangent * 6, w * 3, x.shape, (1,), "VALID",

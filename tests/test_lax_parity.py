@@ -32,8 +32,9 @@ def same(got, want):
 
 def both(case: Case, *operands, **keywords):
     keywords = case.keywords | keywords
-    return (jax_deconv.conv_transpose(*operands, *case.positional, **keywords),
-            lax.conv_transpose(*operands, *case.positional, **keywords))
+    # One compilation each, where eager execution has one for every step around the convolution.
+    return [jax.jit(lambda x, w, f=f: f(x, w, *case.positional, **keywords))(*operands)
+            for f in (jax_deconv.conv_transpose, lax.conv_transpose)]
 
 
 def verdict(function, *args, **keywords):
@@ -47,7 +48,9 @@ def verdict(function, *args, **keywords):
 # ---- geometry ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cases", [pytest.param(cases, id="k{}-s{}-d{}".format(*axis)) for axis, cases in line()])
+@pytest.mark.parametrize(
+    "cases", [pytest.param(cases, id="k{}-s{}-d{}".format(*axis)) for axis, cases in line()]
+)
 def test_every_combination_on_one_axis(cases):
     """Padding of every form x transpose_kernel x use_consistent_padding, compiled as one program."""
     taken, operands = [], []
@@ -59,13 +62,14 @@ def test_every_combination_on_one_axis(cases):
             operands.append(case.operands())
         else:  # what lax refuses is refused
             with pytest.raises(ValueError, match="padding"):
-                jax.eval_shape(lambda x, w: jax_deconv.conv_transpose(x, w, *case.positional, **case.keywords),
-                               *abstract)
+                jax.eval_shape(
+                    lambda x, w: jax_deconv.conv_transpose(x, w, *case.positional, **case.keywords), *abstract
+                )
     assert len(taken) > 10
 
-    got = jax.jit(lambda pairs: [both(case, *pair)[0] for case, pair in zip(taken, pairs)])(operands)
-    want = jax.jit(lambda pairs: [lax.conv_transpose(*pair, *case.positional, **case.keywords)
-                                  for case, pair in zip(taken, pairs)])(operands)
+    got, want = (jax.jit(lambda pairs, f=f: [f(*pair, *case.positional, **case.keywords)
+                                             for case, pair in zip(taken, pairs)])(operands)
+                 for f in (jax_deconv.conv_transpose, lax.conv_transpose))
     for case, a, b in zip(taken, got, want):
         assert a.shape == b.shape, str(case)
         np.testing.assert_array_equal(a, b, err_msg=str(case))
@@ -88,7 +92,9 @@ def test_empty(edge):
     same(*both(case, *map(jnp.asarray, case.operands())))
 
 
-@pytest.mark.parametrize("pads", [((0, 0),), ((1, 0),), ((-1, -1),), ((2, 2),), ((-5, 9),), ((9, -5),)], ids=str)
+@pytest.mark.parametrize(
+    "pads", [((0, 0),), ((1, 0),), ((-1, -1),), ((2, 2),), ((-5, 9),), ((9, -5),)], ids=str
+)
 @pytest.mark.parametrize("size, kernel, stride", [(1, 4, 1), (1, 1, 3), (3, 5, 2), (5, 2, 4)])
 def test_short_inputs_and_deep_crops(pads, size, kernel, stride):
     """Outputs of size zero, and the point from which lax refuses, in both meanings of padding."""
@@ -152,8 +158,9 @@ def test_forms_of_padding_and_strides(padding, strides):
     same(jax_deconv.conv_transpose(x, w, strides, padding), lax.conv_transpose(x, w, strides, padding))
 
 
-@pytest.mark.parametrize("padding", [["SAME", "VALID"], ("VALID", (1, 2)), [(0, 1), "SAME"], [(1, 2), (0, 1)]],
-                         ids=repr)
+@pytest.mark.parametrize(
+    "padding", [["SAME", "VALID"], ("VALID", (1, 2)), [(0, 1), "SAME"], [(1, 2), (0, 1)]], ids=repr
+)
 def test_padding_an_axis_at_a_time(padding):
     """use_consistent_padding lets lax read each axis by itself, strings too."""
     x, w = jnp.asarray(integers((1, 3, 2, 2))), jnp.asarray(integers((2, 3, 2, 1), seed=1))
@@ -176,7 +183,10 @@ def test_spellings_that_lax_takes_only_without_stride(padding, kernel):
 
 def test_everything_positional():
     x, w = jnp.asarray(integers((1, 3, 2))), jnp.asarray(integers((2, 2, 3), seed=1))
-    arguments = (x, w, (2,), [(1, 0)], (2,), ("NHC", "HOI", "NHC"), True, lax.Precision.HIGHEST, jnp.float32, True)
+    arguments = (
+        x, w, (2,), [(1, 0)], (2,), ("NHC", "HOI", "NHC"), True, lax.Precision.HIGHEST, jnp.float32,
+        True,
+    )
     w = w.swapaxes(1, 2)
     same(jax_deconv.conv_transpose(*arguments), lax.conv_transpose(*arguments))
 
@@ -186,11 +196,27 @@ def test_numpy_operands():
     same(jax_deconv.conv_transpose(x, w, (2,), "SAME"), lax.conv_transpose(x, w, (2,), "SAME"))
 
 
-@pytest.mark.parametrize("precision", [
-    None, "default", "high", "highest", "float32", "bfloat16", "tensorfloat32", "bfloat16_3x", "fastest",
-    lax.Precision.DEFAULT, lax.Precision.HIGHEST, (lax.Precision.HIGH, lax.Precision.DEFAULT), ("high", "highest"),
-    lax.DotAlgorithmPreset.F32_F32_F32, "F32_F32_F32",
-], ids=repr)
+@pytest.mark.parametrize(
+    "precision",
+    [
+        None,
+        "default",
+        "high",
+        "highest",
+        "float32",
+        "bfloat16",
+        "tensorfloat32",
+        "bfloat16_3x",
+        "fastest",
+        lax.Precision.DEFAULT,
+        lax.Precision.HIGHEST,
+        (lax.Precision.HIGH, lax.Precision.DEFAULT),
+        ("high", "highest"),
+        lax.DotAlgorithmPreset.F32_F32_F32,
+        "F32_F32_F32",
+    ],
+    ids=repr,
+)
 def test_precision_is_taken_as_lax_takes_it(precision):
     x, w = jnp.asarray(integers((1, 3, 2))), jnp.asarray(integers((2, 2, 3), seed=1))
     same(jax_deconv.conv_transpose(x, w, (2,), "SAME", precision=precision),
@@ -211,7 +237,9 @@ def test_types(dtype, x64):
         same(*both(case, *map(jnp.asarray, case.operands(dtype))))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int4, jnp.uint4, jnp.float8_e4m3fn, jnp.float8_e5m2], ids=name)
+@pytest.mark.parametrize(
+    "dtype", [jnp.bool_, jnp.int4, jnp.uint4, jnp.float8_e4m3fn, jnp.float8_e5m2], ids=name
+)
 def test_types_of_few_bits(dtype):
     case = TYPED[0]
     x, w = (jnp.asarray(a).astype(dtype) for a in case.operands())
@@ -243,7 +271,10 @@ def test_fractions(dtype, x64):
 @pytest.mark.parametrize("weak", [(False, False), (False, True), (True, False), (True, True)], ids=str)
 def test_weak_types(weak):
     case = Case((3,), (2,), (2,), inputs=2)
-    x, w = (lax.full(shape, 2.0 if w else np.float32(2)) for shape, w in zip((case.lhs_shape, case.rhs_shape), weak))
+    x, w = (
+        lax.full(shape, 2.0 if w else np.float32(2))
+        for shape, w in zip((case.lhs_shape, case.rhs_shape), weak)
+    )
     assert (x.weak_type, w.weak_type) == weak
     ours, theirs = (jax.vjp(lambda x, w: f(x, w, *case.positional), x, w)
                     for f in (jax_deconv.conv_transpose, lax.conv_transpose))
@@ -252,12 +283,25 @@ def test_weak_types(weak):
         same(got, want)
 
 
-@pytest.mark.parametrize("dtype, wanted", [
-    (jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32), (jnp.float32, jnp.float64), (jnp.bfloat16, jnp.bfloat16),
-    (jnp.bfloat16, jnp.float64), (jnp.complex64, jnp.complex128), (jnp.int8, jnp.int32), (jnp.int16, jnp.int64),
-    (jnp.uint8, jnp.uint32), (jnp.int8, jnp.float32), (jnp.float32, "float64"), (jnp.float32, float),
-    (jnp.bfloat16, jnp.float16),
-], ids=lambda t: t if isinstance(t, str) else name(t))
+@pytest.mark.parametrize(
+    "dtype, wanted",
+    [
+        (jnp.bfloat16, jnp.float32),
+        (jnp.float16, jnp.float32),
+        (jnp.float32, jnp.float64),
+        (jnp.bfloat16, jnp.bfloat16),
+        (jnp.bfloat16, jnp.float64),
+        (jnp.complex64, jnp.complex128),
+        (jnp.int8, jnp.int32),
+        (jnp.int16, jnp.int64),
+        (jnp.uint8, jnp.uint32),
+        (jnp.int8, jnp.float32),
+        (jnp.float32, "float64"),
+        (jnp.float32, float),
+        (jnp.bfloat16, jnp.float16),
+    ],
+    ids=lambda t: t if isinstance(t, str) else name(t),
+)
 def test_preferred_element_type(dtype, wanted, x64):
     """The result's type, and gradients in the operands' own (where there are any)."""
     case = TYPED[0]
@@ -327,10 +371,14 @@ def test_gradients_of_types(dtype, x64):
 # ---- plain convolution ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER", "VALID", "same", ((1, 2), (0, -1)), ((-1, 0), (3, 3))],
-                         ids=repr)
-@pytest.mark.parametrize("strides, dilation, groups", [((1, 1), None, 1), ((2, 3), None, 2), ((2, 1), (1, 2), 1),
-                                                       ((1, 2), (3, 1), 3)], ids=repr)
+@pytest.mark.parametrize(
+    "padding", ["SAME", "SAME_LOWER", "VALID", "same", ((1, 2), (0, -1)), ((-1, 0), (3, 3))], ids=repr
+)
+@pytest.mark.parametrize(
+    "strides, dilation, groups",
+    [((1, 1), None, 1), ((2, 3), None, 2), ((2, 1), (1, 2), 1), ((1, 2), (3, 1), 3)],
+    ids=repr,
+)
 def test_conv_is_conv_general_dilated(padding, strides, dilation, groups):
     x, w = jnp.asarray(integers((2, 2 * groups, 7, 6))), jnp.asarray(integers((3 * groups, 2, 2, 3), seed=1))
     same(jax_deconv.conv(x, w, strides, padding, dilation, feature_group_count=groups),
@@ -343,8 +391,12 @@ def test_conv_in_any_layout(rank, layout):
     case = Case((4, 5, 3, 4)[:rank], (2, 3, 2, 1)[:rank], (2, 1, 2, 3)[:rank], layout=layout, groups=2)
     x, w = map(jnp.asarray, case.operands())
     numbers = case.dimension_numbers
-    same(jax_deconv.conv(x, w, case.strides, "SAME", dimension_numbers=numbers, feature_group_count=2),
-         lax.conv_general_dilated(x, w, case.strides, "SAME", dimension_numbers=numbers, feature_group_count=2))
+    same(
+        jax_deconv.conv(x, w, case.strides, "SAME", dimension_numbers=numbers, feature_group_count=2),
+        lax.conv_general_dilated(
+            x, w, case.strides, "SAME", dimension_numbers=numbers, feature_group_count=2
+        ),
+    )
 
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX + WHOLE, ids=name)

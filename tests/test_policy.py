@@ -128,7 +128,9 @@ def test_a_wrong_variable_names_itself(monkeypatch):
 
 
 def test_without_a_backward_policy_gradients_share_the_forward_one():
-    found = policies(lambda x, w: pullback(x, w, policy=Policy(precision="highest", deterministic=True)), X, W)
+    found = policies(
+        lambda x, w: pullback(x, w, policy=Policy(precision="highest", deterministic=True)), X, W
+    )
     assert set(found) == set("xyw")
     assert all(p.precision == HIGHEST and p.deterministic and p.backward is None for p in found.values())
 
@@ -140,7 +142,11 @@ def test_the_policy_survives_vmap_and_second_order():
     def second(x, w):
         return jax.jvp(lambda w: jax.grad(lambda w: jnp.sum(f(x, w) ** 2))(w), (w,), (w,))
 
-    found = [e.params["policy"].precision for e in equations(jax.make_jaxpr(second)(X[None], W)) if e.primitive in ROLES]
+    found = [
+        e.params["policy"].precision
+        for e in equations(jax.make_jaxpr(second)(X[None], W))
+        if e.primitive in ROLES
+    ]
     assert len(found) >= 4 and set(found) == {HIGHEST}
 
 
@@ -175,7 +181,7 @@ def test_the_gradients_have_the_backward_policy():
 def test_the_backward_policy_may_come_from_the_context():
     with use_policy(Policy(backward=Policy(precision="highest"))):
         found = policies(pullback, X, W)
-    assert (found["y"].precision, found["w"].precision) == (HIGHEST, HIGHEST) and found["x"].precision != HIGHEST
+    assert found["y"].precision == found["w"].precision == HIGHEST != found["x"].precision
 
 
 def test_what_the_backward_policy_leaves_open_is_the_forward_one():
@@ -190,8 +196,9 @@ def test_forward_mode_needs_the_derivative_of_the_forward_computation():
         jax.jvp(lambda x: deconv(x, policy=OWN), (X,), (X,))
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.jacfwd(lambda x: deconv(x, policy=OWN))(X)
-    np.testing.assert_array_equal(jax.jvp(lambda x: deconv(x, policy=Policy(precision="highest")), (X,), (X,))[1],
-                                  deconv())
+    np.testing.assert_array_equal(
+        jax.jvp(lambda x: deconv(x, policy=Policy(precision="highest")), (X,), (X,))[1], deconv()
+    )
 
 
 @pytest.mark.parametrize("transform", ["vmap", "jit", "remat", "scan", "second order"])
@@ -206,7 +213,9 @@ def test_it_lives_under_transforms(transform):
         if transform == "jit":
             return jax.jit(jax.grad(lambda w: inner(X, w, policy)))(W)
         if transform == "scan":
-            return jax.grad(lambda w: jax.lax.scan(lambda c, x: (c + inner(x, w, policy), None), 0.0, X[None])[0])(W)
+            return jax.grad(
+                lambda w: jax.lax.scan(lambda c, x: (c + inner(x, w, policy), None), 0.0, X[None])[0]
+            )(W)
         if transform == "second order":  # reverse over reverse
             return jax.grad(lambda w: jnp.sum(jax.grad(lambda w: inner(X, w, policy))(w) ** 2))(W)
         return jax.grad(lambda w: inner(X, w, policy))(W)

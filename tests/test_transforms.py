@@ -40,8 +40,10 @@ def expected(operands):
     """The value and the gradients of `loss`, by the oracle."""
     x, w = operands
     out = oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords)
-    return out, (oracle.gradient(lambda x: oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords), x, 2 * out),
-                 oracle.gradient(lambda w: oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords), w, 2 * out))
+    return out, (
+        oracle.gradient(lambda x: oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords), x, 2 * out),
+        oracle.gradient(lambda w: oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords), w, 2 * out),
+    )
 
 
 def all_equal(got, want):
@@ -72,9 +74,13 @@ def test_jit_traces_once(operands):
 
 def test_static_arguments_may_be_arguments_of_jit(operands, expected):
     """Everything but the arrays is hashable and can be static."""
-    f = jax.jit(jax_deconv.conv_transpose, static_argnames=(
-        "strides", "padding", "rhs_dilation", "dimension_numbers", "transpose_kernel", "use_consistent_padding",
-        "feature_group_count", "output_padding", "policy"))
+    f = jax.jit(
+        jax_deconv.conv_transpose,
+        static_argnames=(
+            "strides", "padding", "rhs_dilation", "dimension_numbers", "transpose_kernel",
+            "use_consistent_padding", "feature_group_count", "output_padding", "policy",
+        ),
+    )
     out = f(*operands, strides=CASE.strides, padding=CASE.padding, dimension_numbers=CASE.dimension_numbers,
             policy=jax_deconv.Policy(precision="highest", backward=jax_deconv.Policy(deterministic=True)),
             **CASE.keywords)
@@ -98,8 +104,11 @@ def test_ahead_of_time_compilation(operands, expected):
 # ---- control flow and rematerialisation ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable,
-                                    jax.checkpoint_policies.everything_saveable], ids=["none", "dots", "everything"])
+@pytest.mark.parametrize(
+    "policy",
+    [None, jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.everything_saveable],
+    ids=["none", "dots", "everything"],
+)
 def test_remat(operands, expected, policy):
     all_equal(jax.jit(jax.grad(jax.checkpoint(loss, policy=policy), (0, 1)))(*operands), expected[1])
 
@@ -135,7 +144,9 @@ def test_scan(operands):
 
 def test_while_and_cond(operands, expected):
     x, w = operands
-    got = jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda i, acc: acc + deconv(x, w), jnp.zeros(expected[0].shape)))(2)
+    got = jax.jit(
+        lambda n: jax.lax.fori_loop(0, n, lambda i, acc: acc + deconv(x, w), jnp.zeros(expected[0].shape))
+    )(2)
     np.testing.assert_array_equal(got, 2 * expected[0])
     got = jax.jit(lambda p: jax.grad(lambda w: jax.lax.cond(p, loss, lambda x, w: 0.0, x, w))(w))
     np.testing.assert_array_equal(got(True), expected[1][1])
@@ -157,7 +168,9 @@ def test_export_of_a_gradient(operands, expected):
     all_equal(jax.export.deserialize(exported.serialize()).call(*operands), expected[1])
 
 
-@pytest.mark.parametrize("edge", ["doubling", "depthwise", "kernel_below_stride", "output_padding_beyond_stride"])
+@pytest.mark.parametrize(
+    "edge", ["doubling", "depthwise", "kernel_below_stride", "output_padding_beyond_stride"]
+)
 def test_export_with_a_symbolic_batch(edge):
     """One exported program serves every batch size; gradients too."""
     case = EDGES[edge]
@@ -187,8 +200,10 @@ BATCHED = Case((3,), (3,), (2,), "SAME", batch=16, inputs=2, outputs=3)
 
 
 def sharded(function, in_specs, out_specs, check_vma):
-    return jax.jit(jax.shard_map(function, mesh=jax.make_mesh((8,), ("d",)), in_specs=in_specs, out_specs=out_specs,
-                                 check_vma=check_vma))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+    )
 
 
 needs_devices = pytest.mark.skipif(jax.device_count() < 8, reason="eight devices are needed")
@@ -225,7 +240,9 @@ def test_shard_map_over_channels_of_the_input(check_vma):
     case = Case((3,), (3,), (2,), "SAME", batch=2, inputs=8, outputs=3)
     x, w = map(jnp.asarray, case.operands())
     f = functools.partial(deconv, case=case)
-    mapped = sharded(lambda x, w: jax.lax.psum(f(x, w), "d"), (P(None, None, "d"), P(None, "d")), P(), check_vma)
+    mapped = sharded(
+        lambda x, w: jax.lax.psum(f(x, w), "d"), (P(None, None, "d"), P(None, "d")), P(), check_vma
+    )
     np.testing.assert_array_equal(mapped(x, w), f(x, w))
     want = jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))(x, w)
     all_equal(jax.grad(lambda x, w: jnp.sum(mapped(x, w) ** 2), (0, 1))(x, w), want)
@@ -289,14 +306,18 @@ def test_64_bits(x64):
     x, w = x + 2.0**-40, w + 2.0**-41
     out = jax.jit(deconv)(x, w)
     assert out.dtype == jnp.float64
-    np.testing.assert_allclose(out, oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords), rtol=1e-14,
-                               atol=1e-14)
+    np.testing.assert_allclose(
+        out, oracle.conv_transpose(x, w, *CASE.positional, **CASE.keywords), rtol=1e-14, atol=1e-14
+    )
 
 
 def test_without_64_bits_numpy_operands_are_narrowed():
     x, w = CASE.operands(np.float64)
     assert deconv(x, w).dtype == jnp.float32
-    assert jax_deconv.conv_transpose(x, w.astype(np.float32), *CASE.positional, **CASE.keywords).dtype == jnp.float32
+    assert (
+        jax_deconv.conv_transpose(x, w.astype(np.float32), *CASE.positional, **CASE.keywords).dtype
+        == jnp.float32
+    )
 
 
 def test_eval_shape_touches_no_device():
@@ -317,8 +338,11 @@ def test_eval_shape_touches_no_device():
         assert (out.shape, out.dtype) == ((2, 6, 8, 4), jnp.float32), out
         dx, dw = jax.eval_shape(jax.grad(lambda x, w: f(x, w).sum(), (0, 1)), x, w)
         assert (dx.shape, dx.dtype, dw.shape) == (x.shape, x.dtype, w.shape)
-        assert jax.eval_shape(jax.vmap(f, (None, 0)), x, jax.ShapeDtypeStruct((5, *w.shape), w.dtype)).shape[0] == 5
+        kernels = jax.ShapeDtypeStruct((5, *w.shape), w.dtype)
+        assert jax.eval_shape(jax.vmap(f, (None, 0)), x, kernels).shape[0] == 5
     """
     env = os.environ | {"JAX_PLATFORMS": "no_such_platform"}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
