@@ -1,0 +1,258 @@
+# Copyright 2026 The jax_deconv authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to write a role in XLA's operations.  Every one is right for every problem.
+
+A form is a function ``form(problem, precision, a, b)``.  Its arrays are channels last,
+
+    x [N, *X, G*C]      w [*R, G*K, C]      y [N, *Y, G*K],
+
+so that the transposes from and to channels-last user code cancel; its geometry is a core (see
+`core.split`): the padding lies in [0, extent).
+
+The stride can be taken out first (`split`).  Cut x into blocks of `stride` positions and count the
+place within a block, the phase, as one more channel: then kernel and y meet at stride 1,
+
+    x [N, *B, S, G, C]      w [*M, S, G, K, C]      M = ceil(R / stride), B = Y + M - 1,
+
+where S counts all phases.  A kernel that is no multiple of the stride is padded with zeros to
+M * stride, which wastes their products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
+
+# Products written out one by one; a larger kernel becomes a loop, to bound the size of the program.
+_UNROLL = 32
+
+_LETTERS = "abdefhijlmopqrtuvwxyz"  # spatial axes in einsum: all but n, s, g, k, c
+
+
+def _pad(array, pads):
+    """Zeros around the leading axes; negative numbers crop."""
+    pads = [(*pad, 0) if len(pad) == 2 else pad for pad in pads]
+    pads += [(0, 0, 0)] * (array.ndim - len(pads))
+    return lax.pad(array, jnp.zeros((), array.dtype), pads) if any(map(any, pads)) else array
+
+
+# --- Taking the stride out -------------------------------------------------------------------
+
+
+def split_axis(axis: Axis) -> Axis:
+    """The axis in blocks of `stride` positions."""
+    taps = -(-axis.kernel // axis.stride)
+    return Axis(x_size=axis.y_size + taps - 1, y_size=axis.y_size, kernel=taps)
+
+
+def can_split(problem: ConvProblem) -> bool:
+    return all(a.stride == 1 or a.dilation == 1 for a in problem.geometry)
+
+
+def _blocks(problem):
+    """For each axis: blocks of x, taps in blocks, phases."""
+    parts = [(split_axis(a), a.stride) if a.stride > 1 else (a, 1) for a in problem.geometry]
+    return [p.x_size for p, _ in parts], [p.kernel for p, _ in parts], [s for _, s in parts]
+
+
+def _interleaved(rank, first):
+    """The permutation from [B, S, B, S, ...] to [B, B, ..., S, S, ...], `first` axes before them."""
+    return [*range(first), *range(first, first + 2 * rank, 2), *range(first + 1, first + 2 * rank, 2)]
+
+
+def split_x(p: ConvProblem, x):
+    B, _, S = _blocks(p)
+    x = _pad(x, [(0, 0)] + [(a.pad_lo, b * s - a.pad_lo - a.x_size) if s > 1 else (0, 0)
+                            for a, b, s in zip(p.geometry, B, S)])
+    x = x.reshape(x.shape[0], *itertools.chain(*zip(B, S)), p.G, p.C)
+    x = x.transpose(*_interleaved(p.rank, 1), x.ndim - 2, x.ndim - 1)
+    return x.reshape(*x.shape[:1 + p.rank], math.prod(S), p.G, p.C)
+
+
+def join_x(p: ConvProblem, x):
+    """The transpose of `split_x`."""
+    B, _, S = _blocks(p)
+    x = x.reshape(*x.shape[:1 + p.rank], *S, p.G * p.C)
+    x = x.transpose(*np.argsort(_interleaved(p.rank, 1)), x.ndim - 1)
+    x = x.reshape(x.shape[0], *(b * s for b, s in zip(B, S)), p.G * p.C)
+    return _pad(x, [(0, 0)] + [(-a.pad_lo, a.pad_lo + a.x_size - b * s) if s > 1 else (0, 0)
+                               for a, b, s in zip(p.geometry, B, S)])
+
+
+def split_w(p: ConvProblem, w):
+    _, M, S = _blocks(p)
+    w = _pad(w, [(0, m * s - a.kernel) for a, m, s in zip(p.geometry, M, S)])
+    w = w.reshape(*itertools.chain(*zip(M, S)), p.G, p.K, p.C)
+    w = w.transpose(*_interleaved(p.rank, 0), *range(w.ndim - 3, w.ndim))
+    return w.reshape(*M, math.prod(S), p.G, p.K, p.C)
+
+
+def join_w(p: ConvProblem, w):
+    """The transpose of `split_w`."""
+    _, M, S = _blocks(p)
+    w = w.reshape(*M, *S, p.G * p.K, p.C)
+    w = w.transpose(*np.argsort(_interleaved(p.rank, 0)), w.ndim - 2, w.ndim - 1)
+    w = w.reshape(*(m * s for m, s in zip(M, S)), p.G * p.K, p.C)
+    return _pad(w, [(0, a.kernel - m * s) for a, m, s in zip(p.geometry, M, S)])
+
+
+def _without_stride(p: ConvProblem) -> ConvProblem:
+    """The problem in blocks, its phases counted in C."""
+    geometry = tuple(split_axis(a) if a.stride > 1 else a for a in p.geometry)
+    return dataclasses.replace(p, geometry=geometry, C=p.C * math.prod(a.stride for a in p.geometry))
+
+
+# --- The forms -------------------------------------------------------------------------------
+
+
+def conv(p: ConvProblem, precision, a, b):
+    """XLA's convolution: strided (y), with its input dilated (x), with its window dilated (w).
+
+    The second and third are spelled as lax spells the linear transposes of the first; XLA:GPU
+    recognises these spellings as cuDNN's backward convolutions.
+    """
+    n, g = p.rank, p.geometry
+    stride, dilation = [v.stride for v in g], [v.dilation for v in g]
+    first, last = tuple(range(1, n + 1)), tuple(range(n))
+    image = (0, n + 1, *first)
+    call = functools.partial(lax.conv_general_dilated, precision=precision, preferred_element_type=a.dtype)
+    if p.role is Role.Y:
+        numbers = lax.ConvDimensionNumbers(image, (n, n + 1, *last), image)
+        return call(a, b, stride, [(v.pad_lo, v.pad_hi) for v in g], rhs_dilation=dilation,
+                    dimension_numbers=numbers, feature_group_count=p.G)
+    if p.role is Role.X:
+        w = b.reshape(*b.shape[:n], p.G, p.K, p.C).swapaxes(n, n + 1)  # the groups go to the outputs
+        w = lax.rev(w.reshape(*b.shape[:n], p.K, p.G * p.C), last)
+        numbers = lax.ConvDimensionNumbers(image, (n + 1, n, *last), image)
+        return call(a, w, [1] * n, [(v.extent - 1 - v.pad_lo, v.extent - 1 - v.pad_hi) for v in g],
+                    lhs_dilation=stride, rhs_dilation=dilation, dimension_numbers=numbers,
+                    feature_group_count=p.G)
+    numbers = lax.ConvDimensionNumbers((n + 1, 0, *first), (n + 1, 0, *first), (n + 1, n, *last))
+    return call(a, b, dilation, [(v.pad_lo, v.pad_hi) for v in g], rhs_dilation=stride,
+                dimension_numbers=numbers, batch_group_count=p.G)
+
+
+def split_conv(p: ConvProblem, precision, a, b):
+    """`conv` at stride 1."""
+    q = _without_stride(p)
+
+    def merge(role, array):
+        if role is Role.Y:
+            return array
+        array = split_x(p, array) if role is Role.X else split_w(p, array)  # [..., S, G, *, C]
+        if role is Role.X:
+            return array.swapaxes(-3, -2).reshape(*array.shape[:-3], q.G * q.C)
+        return jnp.moveaxis(array, -4, -2).reshape(*array.shape[:-4], q.G * q.K, q.C)
+
+    out = conv(q, precision, *(merge(r, t) for r, t in zip(GIVEN[p.role], (a, b))))
+    S = q.C // p.C
+    if p.role is Role.X:
+        return join_x(p, out.reshape(*out.shape[:-1], p.G, S, p.C).swapaxes(-3, -2))
+    if p.role is Role.W:
+        return join_w(p, jnp.moveaxis(out.reshape(*out.shape[:-2], p.G, p.K, S, p.C), -2, -4))
+    return out
+
+
+def _taps(p: ConvProblem, precision, a, b, *, split: bool):
+    """One product for every tap of the kernel, over the slice of x that it joins with y."""
+    n = p.rank
+    q = _without_stride(p) if split else p
+    S = q.C // p.C
+    # Sums over taps of narrow floats are rounded once, by the caller.
+    wide = jnp.promote_types(a.dtype, jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype
+    given = dict(zip(GIVEN[p.role], (a, b)))
+    x, w, y = given.get(Role.X), given.get(Role.W), given.get(Role.Y)
+    if x is not None:
+        x = split_x(p, x) if split else x.reshape(*x.shape[:-1], 1, p.G, p.C)
+        x = _pad(x, [(0, 0)] + [(v.pad_lo, v.pad_hi) for v in q.geometry])
+    if w is not None:
+        w = split_w(p, w) if split else w.reshape(*w.shape[:-2], 1, p.G, p.K, p.C)
+        w = w.reshape(-1, *w.shape[n:])
+    if y is not None:
+        y = y.reshape(*y.shape[:-1], p.G, p.K)
+
+    space = _LETTERS[:n]
+    large, small, kernel = f"n{space}sgc", f"n{space}gk", "sgkc"
+    depthwise = p.C == p.K == 1
+
+    def product(letters, u, v):
+        if not depthwise:
+            return jnp.einsum(letters, u, v, precision=precision, preferred_element_type=wide)
+        # One channel in and out: nothing to contract, so no dot.
+        u, v = u.astype(wide), v.astype(wide)
+        if p.role is Role.X:
+            return (u[..., None, :, 0] * v[..., 0, 0])[..., None]
+        if p.role is Role.Y:
+            return (u[..., 0] * v[..., 0, 0]).sum(-2)[..., None]
+        return (u[..., 0] * v[..., None, :, 0]).sum(range(n + 1))[..., None, None]
+
+    # Where tap t begins in the padded x, and how far its slice goes.
+    padded = [v.x_size + v.pad_lo + v.pad_hi for v in q.geometry]
+    spans = [(v.y_size - 1) * v.stride + 1 for v in q.geometry]
+    steps = [v.stride for v in q.geometry]
+
+    def starts(tap):
+        places = np.unravel_index(tap, [v.kernel for v in q.geometry]) if isinstance(tap, int) else \
+            jnp.unravel_index(tap, [v.kernel for v in q.geometry])
+        return [r * v.dilation for r, v in zip(places, q.geometry)]
+
+    def window(array, tap):
+        if isinstance(tap, int):
+            at = [int(r) for r in starts(tap)]
+            return array[(slice(None), *(slice(r, r + l, s) for r, l, s in zip(at, spans, steps)))]
+        at = [0, *starts(tap), 0, 0, 0]
+        array = lax.dynamic_slice(array, at, [array.shape[0], *spans, *array.shape[-3:]])
+        return array[(slice(None), *(slice(None, None, s) for s in steps))]
+
+    def at(tap):
+        return w[tap] if isinstance(tap, int) else lax.dynamic_index_in_dim(w, tap, keepdims=False)
+
+    def add(total, part, tap):
+        """Adds the products of a tap where they belong: the transpose of `window`."""
+        part = _pad(part, [(0, 0)] + [(0, 0, s - 1) for s in steps])
+        if isinstance(tap, int):
+            part = _pad(part, [(0, 0)] + [(int(r), size - int(r) - l)
+                                          for r, size, l in zip(starts(tap), padded, spans)])
+            return part if total is None else total + part
+        begin = [0, *starts(tap), 0, 0, 0]
+        part = part + lax.dynamic_slice(total, begin, part.shape)
+        return lax.dynamic_update_slice(total, part, begin)
+
+    taps = math.prod(v.kernel for v in q.geometry)
+    if p.role is Role.W:
+        one = lambda tap: product(f"{large},{small}->{kernel}", window(x, tap), y)
+        out = jnp.stack([one(t) for t in range(taps)]) if taps <= _UNROLL else lax.map(one, jnp.arange(taps))
+    else:
+        def step(tap, total):
+            if p.role is Role.X:
+                return add(total, product(f"{small},{kernel}->{large}", y, at(tap)), tap)
+            part = product(f"{large},{kernel}->{small}", window(x, tap), at(tap))
+            return part if total is None else total + part
+
+        # The loop starts from the first product, whose type is that of all.
+        out = step(0, None)
+        if taps <= _UNROLL:
+            for tap in range(1, taps):
+                out = step(tap, out)
+        else:
+            out = lax.fori_loop(1, taps, step, out)
+
+    if p.role is Role.W:
+        out = out.reshape(*(v.kernel for v in q.geometry), *out.shape[1:])
+        return join_w(p, out) if split else out.reshape(*out.shape[:n], p.G * p.K, p.C)
+    if p.role is Role.Y:
+        return out.reshape(*out.shape[:-2], p.G * p.K)
+    out = _pad(out, [(0, 0)] + [(-v.pad_lo, -v.pad_hi) for v in q.geometry])
+    return join_x(p, out) if split else out.reshape(*out.shape[:-3], p.G * p.C)
+
+
+taps = functools.partial(_taps, split=False)
+split_taps = functools.partial(_taps, split=True)
