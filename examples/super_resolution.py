@@ -103,7 +103,7 @@ def report(text, last=False):
 
 def train(model, pictures, steps, rng):
     params = model.init(jax.random.key(0), jnp.zeros((1, CROP, CROP, 3)))
-    optimizer = optax.adam(optax.warmup_cosine_decay_schedule(0, 2e-3, 50, steps))
+    optimizer = optax.adam(optax.warmup_cosine_decay_schedule(0, 2e-3, min(50, steps // 10), steps))
     state, step = optimizer.init(params), make_step(model, optimizer)
     start, shown, smooth = time.perf_counter(), 0.0, None
     for i in range(1, steps + 1):

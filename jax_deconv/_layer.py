@@ -52,15 +52,15 @@ def kernel_shape(module, in_features: int, features: int) -> tuple[int, ...]:
     return (*kernel_size(module.kernel_size), first // groups, last)
 
 
-def kernel_init(module, default):
+def kernel_init(module, init, default):
     """The user's initialiser as it is; in place of Flax's default, lecun_normal with the right fan-in.
 
     An output value is a sum over ``prod(kernel_size) * in_features / groups`` taps.  An initialiser
     sees nothing but a shape and reads its last two axes as (in, out), which for the kernel order of
     transpose_kernel, (out/groups, in), scales by the wrong channels.
     """
-    if module.kernel_init is not default or not module.transpose_kernel:
-        return module.kernel_init
+    if init is not default or not module.transpose_kernel:
+        return init
     return initializers.variance_scaling(module.feature_group_count, "fan_in", "truncated_normal",
                                          in_axis=-1, out_axis=-2)
 

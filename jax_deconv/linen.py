@@ -122,7 +122,8 @@ class ConvTranspose(nn.Module):
         flat = _layer.flatten(self, inputs)
         batch_shape = inputs.shape[:inputs.ndim - flat.ndim + 1]
         shape = _layer.kernel_shape(self, inputs.shape[-1], self.features)
-        kernel = self.param("kernel", _layer.kernel_init(self, default_kernel_init), shape, self.param_dtype)
+        init = _layer.kernel_init(self, self.kernel_init, default_kernel_init)
+        kernel = self.param("kernel", init, shape, self.param_dtype)
         kernel = _layer.masked(self, kernel, shape)
         bias = None
         if self.use_bias:

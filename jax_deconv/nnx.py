@@ -130,7 +130,6 @@ class ConvTranspose(nnx.Module):
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
-        self.kernel_init = kernel_init
         self.transpose_kernel = transpose_kernel
         self.promote_dtype = promote_dtype
         self.preferred_element_type = preferred_element_type
@@ -140,7 +139,7 @@ class ConvTranspose(nnx.Module):
         self.policy = policy
 
         self.kernel_shape = _layer.kernel_shape(self, in_features, out_features)
-        init = _layer.kernel_init(self, default_kernel_init)
+        init = _layer.kernel_init(self, kernel_init, default_kernel_init)
         self.kernel = nnx.Param(init(rngs.params(), self.kernel_shape, param_dtype), **kernel_metadata)
         self.bias = nnx.data(None)
         if use_bias:
