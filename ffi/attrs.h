@@ -64,7 +64,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<bool>("deterministic"), StructMember<int64_t>("plan_version"));
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
-    jax_deconv::TimeAttrs, StructMember<int64_t>("role"), StructMember<jax_deconv::Ints>("stride"), StructMember<jax_deconv::Ints>("dilation"),
+    jax_deconv::TimeAttrs, StructMember<int64_t>("role"),
+    StructMember<jax_deconv::Ints>("stride"), StructMember<jax_deconv::Ints>("dilation"),
     StructMember<jax_deconv::Ints>("pad_lo"), StructMember<jax_deconv::Ints>("pad_hi"),
     StructMember<int64_t>("groups"), StructMember<int64_t>("layout"),
     StructMember<jax_deconv::Ints>("engines"), StructMember<jax_deconv::Ints>("knobs"),

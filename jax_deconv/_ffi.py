@@ -69,5 +69,6 @@ def available() -> str | None:
         return None
     for name, path, error in others:
         if error:
-            return f'{name}{f" ({path})" if path else ""}: {error}; install it with: pip install -U "jax[cuda13]"'
+            where = f" ({path})" if path else ""
+            return f'{name}{where}: {error}; install it with: pip install -U "jax[cuda13]"'
     return None

@@ -25,7 +25,8 @@ from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 
 PLUGIN = any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13))
 pytestmark = [
-    pytest.mark.skipif(not PLUGIN, reason="NOTHING COMPILED FOR A GPU: install jax-cuda12-plugin and jax-cuda12-pjrt"),
+    pytest.mark.skipif(not PLUGIN, reason="NOTHING COMPILED FOR A GPU: install jax-cuda12-plugin and "
+                                          "jax-cuda12-pjrt"),
     pytest.mark.skipif(_ffi.native is None, reason=f"NOTHING COMPILED FOR A GPU: {_ffi.available()}"),
 ]
 
@@ -50,6 +51,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 POLICY = types.SimpleNamespace(precision=None, deterministic=False, workspace_limit=None)
+STRICT = types.SimpleNamespace(precision=jax.lax.Precision.HIGHEST, deterministic=True, workspace_limit=1)
 
 
 @functools.cache
@@ -102,9 +104,9 @@ def test_one_call_per_role(role, rank, dtype):
 
 def test_groups_dilation_and_precision_reach_the_call():
     p = problem(Role.Y, G=2, dtype=jnp.float32, kernel=3, dilation=2, x_size=33, y_size=16)
-    strict = types.SimpleNamespace(precision=jax.lax.Precision.HIGHEST, deterministic=True, workspace_limit=1)
-    hlo = compiled(cudnn.build(p, strict), *map(p.shape, GIVEN[p.role]), dtype=jnp.float32)
-    for attribute in ("groups = 2", "dilation = dense<2>", "tf32 = false", "deterministic = true", "engine = -1"):
+    hlo = compiled(cudnn.build(p, STRICT), *map(p.shape, GIVEN[p.role]), dtype=jnp.float32)
+    for attribute in ("groups = 2", "dilation = dense<2>", "tf32 = false", "deterministic = true",
+                      "engine = -1"):
         assert attribute in hlo
     assert f"u8[{1 << 20}]" in hlo
 
@@ -149,8 +151,7 @@ def test_channels_first_code_moves_nothing_between_layers():
 def test_wider_results(role):
     """float32 of bfloat16: the call is all float32, and TF32 does even where it is forbidden otherwise."""
     p = dataclasses.replace(problem(role), out_dtype=np.dtype(np.float32))
-    strict = types.SimpleNamespace(precision=jax.lax.Precision.HIGHEST, deterministic=False, workspace_limit=None)
-    hlo = compiled(cudnn.build(p, strict), *map(p.shape, GIVEN[role]))
+    hlo = compiled(cudnn.build(p, STRICT), *map(p.shape, GIVEN[role]))
     assert targets(hlo) == [f"jax_deconv_{role}"] and "tf32 = true" in hlo
     assert "(f32[" in next(line for line in hlo.splitlines() if "custom-call(" in line)
 

@@ -37,7 +37,8 @@ def split_axis(axis: Axis) -> tuple[Axis, int, tuple[int, int], tuple[int, int]]
         return None
     pad_lo = axis.pad_lo - first * axis.stride
     x_lo = max(0, -pad_lo)
-    core = dataclasses.replace(axis, x_size=axis.x_size - x_lo, y_size=last - first + 1, pad_lo=max(0, pad_lo))
+    core = dataclasses.replace(axis, x_size=axis.x_size - x_lo, y_size=last - first + 1,
+                               pad_lo=max(0, pad_lo))
     x_hi = 0
     if core.pad_hi <= -core.stride:  # so many rows after the last window that another one would fit
         x_hi = -core.pad_hi

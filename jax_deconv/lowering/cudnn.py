@@ -103,8 +103,9 @@ def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan
     attributes = _attributes(problem, part, policy)
     del attributes["groups"]  # read off the shapes
     shapes = {str(role): part.problem.shape(role) for role in Role}
-    found = _ffi.native.candidates(_ROLES.index(problem.role), dtype=part.problem.dtype.name,
-                                   out_dtype=part.problem.out_dtype.name, device=device, **shapes, **attributes)
+    name = part.problem.dtype.name
+    found = _ffi.native.candidates(_ROLES.index(problem.role), dtype=name, out_dtype=name, device=device,
+                                   **shapes, **attributes)
     return [(Plan("cudnn", engine, tuple(knobs), workspace), compiles)
             for engine, knobs, workspace, compiles in found if workspace <= workspace_limit(policy)]
 
@@ -124,7 +125,8 @@ def measure(problem: ConvProblem, policy, plans: Sequence[Plan], *, budget: floa
     results = [*buffers, jax.ShapeDtypeStruct((max(plan.workspace for plan in plans),), jnp.uint8),
                jax.ShapeDtypeStruct((len(plans), 2), jnp.float32)]
     attributes = dict(
-        _attributes(problem, part, policy), role=_ROLES.index(problem.role), engines=[plan.engine for plan in plans],
+        _attributes(problem, part, policy), role=_ROLES.index(problem.role),
+        engines=[plan.engine for plan in plans],
         knobs=[value for plan in plans for value in plan.knobs],
         knob_counts=[len(plan.knobs) for plan in plans], workspaces=[plan.workspace for plan in plans],
         budget_us=budget * 1e6, seed=seed)
@@ -183,7 +185,8 @@ def _layout(ndim: int, layout: int = _CHANNELS_LAST) -> tuple[int, ...]:
     return (0, *range(2, ndim), 1) if layout == _CHANNELS_LAST else tuple(range(ndim))
 
 
-def _call(role: Role, shape: tuple[int, ...], dtype, *, workspace: int, layout: int, **attributes) -> Callable:
+def _call(role: Role, shape: tuple[int, ...], dtype, *, workspace: int, layout: int,
+          **attributes) -> Callable:
     """The custom call, less its workspace: a result that nobody reads, so that XLA allocates it."""
     order = _layout(len(shape), layout)
     results = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((workspace,), jnp.uint8))
