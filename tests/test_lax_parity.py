@@ -294,7 +294,7 @@ def test_weak_types(weak):
         (jnp.complex64, jnp.complex128),
         (jnp.int8, jnp.int32),
         (jnp.int16, jnp.int64),
-        (jnp.uint8, jnp.uint32),
+        (jnp.uint8, jnp.uint32), (jnp.uint8, jnp.int32),
         (jnp.int8, jnp.float32),
         (jnp.float32, "float64"),
         (jnp.float32, float),
@@ -318,7 +318,7 @@ def test_preferred_element_type(dtype, wanted, x64):
 
 @pytest.mark.parametrize("dtype, wanted", [
     (jnp.float32, jnp.float16), (jnp.float32, jnp.int32), (jnp.float32, jnp.complex64), (jnp.int8, jnp.uint8),
-    (jnp.int32, jnp.int8), (jnp.complex64, jnp.float32), (jnp.uint8, jnp.int32),
+    (jnp.int32, jnp.int8), (jnp.complex64, jnp.float32),
 ], ids=name)
 def test_preferred_element_types_that_lax_refuses(dtype, wanted):
     case = TYPED[0]
