@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import datetime
+import functools
 import glob
 import json
 import math
@@ -113,21 +113,30 @@ def jax_functions(layer: Layer) -> dict:
     }
 
 
-def run_jax(names, dtypes, out_path):
+def run_jax(names, dtypes, out_path, only, seconds):
     import jax
     import jax.numpy as jnp
 
     import jax_deconv  # noqa: F401
 
+    @functools.partial(jax.jit, static_argnums=(0, 1))
     def draw(shape, dtype, seed):
-        return jax.jit(lambda key: jax.random.normal(key, shape, jnp.float32).astype(dtype))(jax.random.key(seed))
+        return jax.random.normal(jax.random.key(seed), shape, dtype)
 
-    results = []
+    @jax.jit
+    def relative_error(a, b):
+        a, b = (t.astype(jnp.float32).reshape(-1) for t in (a, b))
+        return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(b ** 2))
+
+    results, begin = [], time.time()
     for layer in layers():
         if names and layer.id not in names:
             continue
         for dtype in dtypes:
             started = time.time()
+            if started - begin > seconds:
+                print(f"out of time before {layer.id} {dtype}", flush=True)
+                continue
             sets = rotation(layer, dtype)
             shapes = {
                 "lhs": (layer.batch, *layer.in_spatial, layer.in_channels),
@@ -153,12 +162,8 @@ def run_jax(names, dtypes, out_path):
                 except Exception as error:
                     return error, time.time() - start
 
-            keys = [(name, role) for name in functions for role in functions[name]]
-            # Ours first and alone: its own timing of plans must not share the device.
-            programs = {key: compiled(*key) for key in keys if key[0].startswith("ours")}
-            with concurrent.futures.ThreadPoolExecutor(4) as pool:
-                others = [key for key in keys if key not in programs]
-                programs.update(zip(others, pool.map(lambda key: compiled(*key), others)))
+            keys = [(name, role) for name in functions for role in functions[name] if name in (only or functions)]
+            programs = {key: compiled(*key) for key in keys}
             outputs, calls = {}, {}
             for key, (program, _) in programs.items():
                 if isinstance(program, Exception):
@@ -177,17 +182,19 @@ def run_jax(names, dtypes, out_path):
                         del out
                 times = kernel_times(folder)
             row = {"id": layer.id, "klass": layer.klass, "dtype": dtype, "floor_us": floor_us(layer, dtype),
-                   "times": {}, "errors": {}, "compile_s": {}, "failed": {}}
+                   "times": {}, "errors": {}, "compile_s": {}, "failed": {}, "kernels": {}}
             for (name, role), (program, seconds) in programs.items():
                 key = f"{name}/{role}"
                 row["compile_s"][key] = round(seconds, 3)
                 if isinstance(program, Exception):
                     row["failed"][key] = str(program)[:300]
                     continue
-                row["times"][key] = per_call(times.get(f"bench_{name}_{role}", []), calls[name, role])
+                events = times.get(f"bench_{name}_{role}", [])
+                row["times"][key] = per_call(events, calls[name, role])
+                if name == "ours":
+                    row["kernels"][key] = sorted({event[2][:80] for event in events})
                 if name == "ours" and ("adj", role) in outputs:
-                    a, b = (np.asarray(outputs[n, role], np.float64) for n in ("ours", "adj"))
-                    row["errors"][key] = float(np.linalg.norm(a - b) / np.linalg.norm(b))
+                    row["errors"][key] = float(relative_error(outputs[name, role], outputs["adj", role]))
             del outputs, buffers
             results.append(row)
             print(f"{layer.id} {dtype} {time.time() - started:.1f}s "
@@ -196,8 +203,8 @@ def run_jax(names, dtypes, out_path):
                 {"jax": jax.__version__, "device": jax.devices()[0].device_kind, "rows": results}))
 
 
-def kernel_times(folder: str) -> dict[str, list[tuple[float, float]]]:
-    """By jitted function: (start, microseconds) of every kernel and copy on the device."""
+def kernel_times(folder: str) -> dict[str, list[tuple[float, float, str]]]:
+    """By jitted function: (start, microseconds, name) of every kernel and copy on the device."""
     import jax
 
     (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
@@ -209,21 +216,30 @@ def kernel_times(folder: str) -> dict[str, list[tuple[float, float]]]:
             if not line.name.startswith("Stream"):
                 continue
             for event in line.events:
-                stats = dict(event.stats)
-                module = str(stats.get("hlo_module", "")).removeprefix("jit_").split("(")[0]
-                times[module].append((event.start_ns, event.duration_ns / 1e3))
+                module = next((str(value) for name, value in event.stats if name == "hlo_module"), "")
+                times[module.removeprefix("jit_").split("(")[0]].append(
+                    (event.start_ns / 1e3, event.duration_ns / 1e3, event.name))
     return times
 
 
 def per_call(events, calls: int) -> float | None:
-    """The median over calls of the time of a call's kernels."""
+    """The median over calls of the time that the device is busy with a call's kernels.
+
+    Events are (start, duration, ...) in microseconds.  Kernels that run side by side, as cuDNN's do for
+    groups, count once.
+    """
     if not events:
         return None
-    durations = [duration for _, duration in sorted(events)]
-    if len(durations) % calls:
-        return sum(durations) / calls
-    each = len(durations) // calls
-    return statistics.median(sum(durations[i * each:(i + 1) * each]) for i in range(calls))
+    events = sorted(events)
+    each = len(events) // calls if len(events) % calls == 0 else len(events)
+    spans = []
+    for i in range(0, len(events), each):
+        busy, end = 0.0, -math.inf
+        for start, duration, *_ in events[i:i + each]:
+            busy += max(0.0, start + duration - max(start, end))
+            end = max(end, start + duration)
+        spans.append(busy)
+    return statistics.median(spans) if each < len(events) or calls == 1 else spans[0] / calls
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------------
@@ -328,7 +344,18 @@ def summary(rows) -> dict:
                 mine, theirs = row["times"].get(f"ours/{role}"), row["times"].get(f"torch_last/{role}")
                 if row["dtype"] == dtype and mine and theirs and mine > max(1.05 * theirs, theirs + 2):
                     slower.append([row["id"], dtype, ROLES[role], mine, theirs])
-    return {"ratios_to_ours": result, "slower_than_torch_channels_last": slower}
+    return {"ratios_to_ours": result, "slower_than_torch_channels_last": slower, "first_call": first_calls(rows)}
+
+
+def first_calls(rows) -> dict:
+    """Seconds to lower and compile a layer that nothing was known of, ours against XLA's autotuning of it."""
+    pairs = [(row["compile_s"][f"ours/{role}"], row["compile_s"][f"adj/{role}"]) for row in rows for role in ROLES
+             if f"adj/{role}" in row["compile_s"] and f"ours/{role}" in row["compile_s"]]
+    if not pairs:
+        return {}
+    ours, xla = zip(*pairs)
+    return {"calls": len(pairs), "ours_s": round(sum(ours), 1), "xla_s": round(sum(xla), 1),
+            "ratio_geometric_mean": geometric_mean(a / b for a, b in pairs)}
 
 
 def plot(report, path):
@@ -358,16 +385,23 @@ def main():
     parser.add_argument("--out", default="gpu.json")
     parser.add_argument("--layers", nargs="*")
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16", "float32"])
+    parser.add_argument("--only", nargs="*", help="the ways in JAX to time, default all")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further layer in JAX after that")
     parser.add_argument("--child", choices=("jax", "torch"))
     args = parser.parse_args()
     if args.child:
-        {"jax": run_jax, "torch": run_torch}[args.child](args.layers, args.dtypes, args.out)
+        if args.child == "jax":
+            run_jax(args.layers, args.dtypes, args.out, args.only, args.seconds)
+        else:
+            run_torch(args.layers, args.dtypes, args.out)
         return
     parts, failures = {}, {}
     for child in ("torch", "jax"):
         path = f"{args.out}.{child}"
         command = [sys.executable, __file__, "--child", child, "--out", path, "--dtypes", *args.dtypes]
         command += ["--layers", *args.layers] if args.layers else []
+        command += ["--only", *args.only] if args.only else []
+        command += ["--seconds", str(args.seconds)]
         # Kernels inside CUDA graphs do not name the program that they belong to.
         environment = os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="}
         process = subprocess.run(command, env=environment)

@@ -67,6 +67,7 @@ struct Cudnn {
   X(copy_on_device, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
   X(fill, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, CUstream))              \
   X(begin_capture, "cuStreamBeginCapture_v2", (CUstream, CUstreamCaptureMode))        \
+  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode*)) \
   X(end_capture, "cuStreamEndCapture", (CUstream, CUgraph*))                          \
   X(graph_instantiate, "cuGraphInstantiateWithFlags", (CUgraphExec*, CUgraph, unsigned long long)) \
   X(graph_launch, "cuGraphLaunch", (CUgraphExec, CUstream))                           \

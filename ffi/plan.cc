@@ -89,14 +89,18 @@ class Descriptor {
   int failed_ = 0;
 };
 
-// cuDNN's handles of one device.  A plan is built under one of them and runs under the other, so
-// that a slow build (some kernels are compiled) does not hold up launches; no two threads ever run
-// plans of a device at once, which cuDNN does not stand.
+// cuDNN's handles of one device.  Plans are built under one of them and run under others, so that a
+// slow build (some kernels are compiled) does not hold up launches; no two threads ever run plans of
+// a device at once, which cuDNN does not stand.
+//
+// Every stream has a runner of its own, for good: a handle that changes streams makes the new one
+// wait for the old one, and where another thread is recording a graph on the old one, that would
+// join the two recordings.
 struct Device {
   std::mutex build;
   std::mutex run;
   cudnnHandle_t builder = nullptr;
-  cudnnHandle_t runner = nullptr;
+  std::map<CUstream, cudnnHandle_t> runners;  // guarded by run
 };
 
 // The device's primary context, current while this lives.  XLA has it current already; Python
@@ -128,13 +132,44 @@ ffi::Error GetDevice(const Cudnn* cudnn, int ordinal, Device** device) {
   static auto* devices = new std::map<int, Device>;  // never moves what it holds
   std::lock_guard<std::mutex> lock(mutex);
   Device& found = (*devices)[ordinal];
-  if (found.runner == nullptr) {
+  if (found.builder == nullptr) {
     CurrentDevice current;
     JAX_DECONV_RETURN_IF_ERROR(current.Enter(ordinal));
-    if (found.builder == nullptr) JAX_DECONV_CUDNN(cudnn->cudnnCreate(&found.builder));
-    JAX_DECONV_CUDNN(cudnn->cudnnCreate(&found.runner));
+    JAX_DECONV_CUDNN(cudnn->cudnnCreate(&found.builder));
   }
   *device = &found;
+  return ffi::Error::Success();
+}
+
+// While this lives, the thread may make calls that would spoil a recording if they were part of it.
+class BesideCapture {
+ public:
+  explicit BesideCapture(const Driver& driver) : driver_(driver) {
+    driver_.exchange_capture_mode(&mode_);
+  }
+  ~BesideCapture() { driver_.exchange_capture_mode(&mode_); }
+
+ private:
+  const Driver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// The stream's handle, made when the stream is first seen.  The caller holds device->run.
+ffi::Error GetRunner(const Cudnn* cudnn, int ordinal, Device* device, CUstream stream,
+                     cudnnHandle_t* runner) {
+  cudnnHandle_t& found = device->runners[stream];
+  if (found == nullptr) {
+    const Driver* driver;
+    JAX_DECONV_RETURN_IF_ERROR(GetDriver(&driver));
+    CurrentDevice current;
+    JAX_DECONV_RETURN_IF_ERROR(current.Enter(ordinal));
+    BesideCapture beside(*driver);
+    cudnnHandle_t made;
+    JAX_DECONV_CUDNN(cudnn->cudnnCreate(&made));
+    JAX_DECONV_CUDNN(cudnn->cudnnSetStream(made, reinterpret_cast<cudaStream_t>(stream)));
+    found = made;
+  }
+  *runner = found;
   return ffi::Error::Success();
 }
 
@@ -580,10 +615,9 @@ ffi::Error Run(const Problem& problem, const Choice& choice, int ordinal, CUstre
   JAX_DECONV_RETURN_IF_ERROR(GetDevice(cudnn, ordinal, &device));
   JAX_DECONV_RETURN_IF_ERROR(GetPlan(cudnn, problem, choice, ordinal, device, &entry));
   std::lock_guard<std::mutex> run(device->run);
-  // Every time: XLA records graphs and replays them on streams of its own.
-  JAX_DECONV_CUDNN(
-      cudnn->cudnnSetStream(device->runner, reinterpret_cast<cudaStream_t>(stream)));
-  return entry->plan->Execute(cudnn, device->runner, problem, buffers);
+  cudnnHandle_t runner;
+  JAX_DECONV_RETURN_IF_ERROR(GetRunner(cudnn, ordinal, device, stream, &runner));
+  return entry->plan->Execute(cudnn, runner, problem, buffers);
 }
 
 std::string Reproducer(const Problem& problem, const Choice& choice) {

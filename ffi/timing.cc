@@ -23,7 +23,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t kPeriod = 1048573;
 
 // Products that the host may sum up for its reference, over all samples.
-constexpr int64_t kReferenceTerms = 4'000'000;
+constexpr int64_t kReferenceTerms = 1'000'000;
 
 // A candidate that takes this many times as long as the best is not timed more closely; nor is the
 // very first when it takes a second.  On top come what a first run and any launch may add, in
@@ -230,7 +230,7 @@ struct Sample {
 std::vector<Sample> DrawSamples(const Problem& problem, const Reference& reference, int64_t seed) {
   const Index& dims = reference.dims(problem.role);
   const int64_t count =
-      std::clamp<int64_t>(kReferenceTerms / std::max<int64_t>(reference.Terms(), 1), 4, 256);
+      std::clamp<int64_t>(kReferenceTerms / std::max<int64_t>(reference.Terms(), 1), 4, 96);
   std::mt19937_64 random(seed);
   std::vector<Sample> samples;
   for (int64_t i = 0; i < count; ++i) {

@@ -1,0 +1,90 @@
+# Copyright 2026 The jax_deconv authors
+# SPDX-License-Identifier: Apache-2.0
+"""On a CUDA device: cuDNN computes, with the right values.  `benchmarks/gpu_claims.py` shows the rest."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jax_deconv
+
+pytestmark = pytest.mark.gpu
+
+STRICT = jax_deconv.Policy(strict=True, autotune="off")
+# Of the norm of the error to that of the result: rounding of the result and of TF32's operands.
+TOLERANCE = {"float32": 8e-4, "bfloat16": 4e-3, "float16": 8e-4}
+
+
+def error(got, want):
+    got = np.asarray(got.astype(jnp.float32), np.float64)
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+def operands(lhs_shape, rhs_shape, dtype):
+    keys = jax.random.split(jax.random.key(0))
+    return tuple(jax.random.normal(k, s, jnp.float32).astype(dtype) for k, s in zip(keys, (lhs_shape, rhs_shape)))
+
+
+def all_roles(lhs, rhs, **kw):
+    out, vjp = jax.vjp(lambda a, b: jax_deconv.conv_transpose(a, b, policy=STRICT, **kw), lhs, rhs)
+    return out, *vjp(out)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_our_targets_serve_every_role(rank, dtype):
+    lhs, rhs = operands((2, *(5, 6, 7)[:rank], 8), (*(3, 4, 3)[:rank], 8, 16), dtype)
+    kw = dict(strides=(2,) * rank, padding="SAME")
+    program = jax.jit(lambda a, b: all_roles(a, b, **kw)).lower(lhs, rhs).compile()
+    text = program.as_text()
+    assert all(f'custom_call_target="jax_deconv_{role}"' in text for role in "xyw")
+    assert not re.search(r"__cudnn\$conv| convolution\(", text)
+    out, dlhs, drhs = program(lhs, rhs)
+    want = oracle.conv_transpose(np.asarray(lhs.astype(jnp.float32)), np.asarray(rhs.astype(jnp.float32)), **kw)
+    assert error(out, want) < TOLERANCE[dtype]
+    # <f(a, b), f(a, b)> is <a, da> and <b, db>.
+    square = float(np.vdot(np.asarray(out, np.float64), np.asarray(out, np.float64)))
+    for value, gradient in ((lhs, dlhs), (rhs, drhs)):
+        inner = float(np.vdot(np.asarray(value, np.float64), np.asarray(gradient, np.float64)))
+        assert abs(inner - square) < 1e-2 * square
+
+
+@pytest.mark.parametrize("name, lhs_shape, rhs_shape, kw", [
+    ("groups", (2, 9, 8, 16), (3, 3, 4, 8), dict(strides=(2, 2), padding="SAME", feature_group_count=4)),
+    ("depthwise", (2, 9, 8, 21), (4, 4, 1, 21), dict(strides=(2, 2), padding="SAME", feature_group_count=21)),
+    ("dilated", (2, 9, 8, 8), (3, 3, 8, 8), dict(strides=(2, 1), padding="VALID", rhs_dilation=(2, 3))),
+    ("asymmetric", (2, 9, 8, 8), (4, 3, 8, 8), dict(strides=(2, 2), padding=[(0, 3), (2, 1)])),
+    ("cropped", (2, 9, 8, 8), (3, 3, 8, 8), dict(strides=(2, 2), padding=[(-2, 1), (0, -1)])),
+    ("output_padding", (2, 9, 8, 3), (3, 3, 3, 1), dict(strides=(2, 2), padding="SAME", output_padding=(2, 5))),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_odd_geometries(name, lhs_shape, rhs_shape, kw):
+    lhs, rhs = operands(lhs_shape, rhs_shape, "float32")
+    out = jax.jit(lambda a, b: jax_deconv.conv_transpose(a, b, policy=STRICT, **kw))(lhs, rhs)
+    assert error(out, oracle.conv_transpose(np.asarray(lhs), np.asarray(rhs), **kw)) < TOLERANCE["float32"]
+
+
+def test_types_that_no_gpu_library_takes():
+    lhs, rhs = jnp.arange(2 * 5 * 3).reshape(2, 5, 3), jnp.arange(3 * 3 * 4).reshape(3, 3, 4)
+    for dtype in (jnp.int32, jnp.complex64):
+        a, b = lhs.astype(dtype), rhs.astype(dtype)
+        want = oracle.conv_transpose(np.asarray(a), np.asarray(b), (2,), "SAME")
+        np.testing.assert_array_equal(jax_deconv.conv_transpose(a, b, (2,), "SAME"), want)
+
+
+def test_zero_sizes():
+    lhs, rhs = jnp.zeros((0, 4, 3)), jnp.ones((3, 3, 5))
+    out, dlhs, drhs = all_roles(lhs, rhs, strides=(2,), padding="SAME")
+    assert out.shape == (0, 8, 5) and dlhs.shape == lhs.shape and not drhs.any()
+
+
+def test_vmap_and_second_order():
+    lhs, rhs = operands((3, 2, 6, 8), (3, 4, 8, 8), "float32")
+    function = jax.vmap(lambda a, b: jax_deconv.conv_transpose(a, b, (2,), "SAME", precision="highest"))
+    want = np.stack([oracle.conv_transpose(np.asarray(a), np.asarray(b), (2,), "SAME") for a, b in zip(lhs, rhs)])
+    assert error(jax.jit(function)(lhs, rhs), want) < 1e-5
+    hessian = jax.jit(jax.grad(lambda b: jnp.sum(jax.grad(lambda b: jnp.sum(function(lhs, b) ** 2))(b) ** 2)))(rhs)
+    assert jnp.isfinite(hessian).all() and hessian.any()
