@@ -73,10 +73,10 @@ def test_parameter_tree_inside_a_model():
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)  # names, shapes and a fresh initialisation
 
 
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("preferred", [None, jnp.float32])
-@pytest.mark.parametrize("input_dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
+@pytest.mark.parametrize("input_dtype", [jnp.bfloat16, jnp.int32])
 def test_types_are_promoted_as_in_flax(dtype, param_dtype, preferred, input_dtype):
     settings = dict(features=2, kernel_size=(3,), strides=2, dtype=dtype, param_dtype=param_dtype,
                     preferred_element_type=preferred, bias_init=nn.initializers.ones_init())
@@ -202,7 +202,7 @@ def test_consistent_padding_undoes_conv_s():
     assert nn.Conv(3, (4, 4), (2, 2), padding=1).init_with_output(jax.random.key(0), y)[0].shape == x.shape
 
 
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("batch", [(), (2, 3), (2, 0)])
 @pytest.mark.parametrize("padding", ["SAME", "CIRCULAR", "CAUSAL"])
 def test_batch_axes(batch, padding):
     layer = ConvTranspose(2, (3, 4), (2, 2), padding=padding)
