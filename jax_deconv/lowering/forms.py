@@ -32,7 +32,7 @@ from jax import lax
 from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 
 # Products written out one by one; a larger kernel becomes a loop, to bound the size of the program.
-_UNROLL = 32
+UNROLL = 32
 
 _LETTERS = "abdefhijlmopqrtuvwxyz"  # spatial axes in einsum: all but n, s, g, k, c
 
@@ -161,6 +161,25 @@ def split_conv(p: ConvProblem, precision, a, b):
     return out
 
 
+def _starts(geometry, tap):
+    """Where the slice of the padded x begins that a tap, counted in one number, joins with y."""
+    unravel = np.unravel_index if isinstance(tap, int) else jnp.unravel_index
+    places = unravel(tap, [v.kernel for v in geometry]) if geometry else ()
+    places = map(int, places) if isinstance(tap, int) else places
+    return [r * v.dilation for r, v in zip(places, geometry)]
+
+
+def _window(geometry, x, tap):
+    """That slice of x [N, *X, ...]; `tap` may be traced."""
+    spans = [(v.y_size - 1) * v.stride + 1 for v in geometry]
+    starts = _starts(geometry, tap)
+    if isinstance(tap, int):
+        return x[(slice(None), *(slice(r, r + n, v.stride) for r, n, v in zip(starts, spans, geometry)))]
+    rest = x.shape[1 + len(geometry):]
+    x = lax.dynamic_slice(x, [0, *starts, *(0 for _ in rest)], [x.shape[0], *spans, *rest])
+    return x[(slice(None), *(slice(None, None, v.stride) for v in geometry))]
+
+
 def _taps(p: ConvProblem, precision, a, b, *, split: bool):
     """One product for every tap of the kernel, over the slice of x that it joins with y."""
     n = p.rank
@@ -181,55 +200,34 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
 
     space = _LETTERS[:n]
     large, small, kernel = f"n{space}sgc", f"n{space}gk", "sgkc"
-    depthwise = p.C == p.K == 1
 
     def product(letters, u, v):
-        if not depthwise:
-            return jnp.einsum(letters, u, v, precision=precision, preferred_element_type=wide)
-        # One channel in and out: nothing to contract, so no dot.
-        u, v = u.astype(wide), v.astype(wide)
-        if p.role is Role.X:
-            return (u[..., None, :, 0] * v[..., 0, 0])[..., None]
-        if p.role is Role.Y:
-            return (u[..., 0] * v[..., 0, 0]).sum(-2)[..., None]
-        return (u[..., 0] * v[..., None, :, 0]).sum(range(n + 1))[..., None, None]
+        if p.role is Role.X and p.C == p.K == 1:  # nothing to contract, so no dot
+            return u[..., None, :, :].astype(wide) * v[..., 0].astype(wide)
+        return jnp.einsum(letters, u, v, precision=precision, preferred_element_type=wide)
 
-    # Where tap t begins in the padded x, and how far its slice goes.
     padded = [v.x_size + v.pad_lo + v.pad_hi for v in q.geometry]
-    spans = [(v.y_size - 1) * v.stride + 1 for v in q.geometry]
-    steps = [v.stride for v in q.geometry]
-
-    def starts(tap):
-        places = np.unravel_index(tap, [v.kernel for v in q.geometry]) if isinstance(tap, int) else \
-            jnp.unravel_index(tap, [v.kernel for v in q.geometry])
-        return [r * v.dilation for r, v in zip(places, q.geometry)]
-
-    def window(array, tap):
-        if isinstance(tap, int):
-            at = [int(r) for r in starts(tap)]
-            return array[(slice(None), *(slice(r, r + l, s) for r, l, s in zip(at, spans, steps)))]
-        at = [0, *starts(tap), 0, 0, 0]
-        array = lax.dynamic_slice(array, at, [array.shape[0], *spans, *array.shape[-3:]])
-        return array[(slice(None), *(slice(None, None, s) for s in steps))]
+    window = functools.partial(_window, q.geometry)
 
     def at(tap):
         return w[tap] if isinstance(tap, int) else lax.dynamic_index_in_dim(w, tap, keepdims=False)
 
     def add(total, part, tap):
         """Adds the products of a tap where they belong: the transpose of `window`."""
-        part = _pad(part, [(0, 0)] + [(0, 0, s - 1) for s in steps])
+        starts = _starts(q.geometry, tap)
+        part = _pad(part, [(0, 0)] + [(0, 0, v.stride - 1) for v in q.geometry])
         if isinstance(tap, int):
-            part = _pad(part, [(0, 0)] + [(int(r), size - int(r) - l)
-                                          for r, size, l in zip(starts(tap), padded, spans)])
+            part = _pad(part, [(0, 0)] + [(lo, size - lo - span)
+                                          for lo, size, span in zip(starts, padded, part.shape[1:])])
             return part if total is None else total + part
-        begin = [0, *starts(tap), 0, 0, 0]
+        begin = [0, *starts, 0, 0, 0]
         part = part + lax.dynamic_slice(total, begin, part.shape)
         return lax.dynamic_update_slice(total, part, begin)
 
     taps = math.prod(v.kernel for v in q.geometry)
     if p.role is Role.W:
         one = lambda tap: product(f"{large},{small}->{kernel}", window(x, tap), y)
-        out = jnp.stack([one(t) for t in range(taps)]) if taps <= _UNROLL else lax.map(one, jnp.arange(taps))
+        out = jnp.stack([one(t) for t in range(taps)]) if taps <= UNROLL else lax.map(one, jnp.arange(taps))
     else:
         def step(tap, total):
             if p.role is Role.X:
@@ -239,7 +237,7 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
 
         # The loop starts from the first product, whose type is that of all.
         out = step(0, None)
-        if taps <= _UNROLL:
+        if taps <= UNROLL:
             for tap in range(1, taps):
                 out = step(tap, out)
         else:
@@ -256,3 +254,37 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
 
 taps = functools.partial(_taps, split=False)
 split_taps = functools.partial(_taps, split=True)
+
+
+def depthwise(p: ConvProblem, precision, a, b):
+    """`taps` where C = K = 1: elementwise, image by image, which stay in the cache from tap to tap."""
+    if p.role is Role.X or not isinstance(p.N, int):
+        return (split_taps if can_split(p) else taps)(p, precision, a, b)
+    if p.role is Role.Y and all(v.stride == 1 for v in p.geometry):
+        # At stride 1 the kernel read backwards makes the transpose of the transpose, which pads its
+        # products and not what it reads: XLA fuses that better.
+        geometry = tuple(dataclasses.replace(v, x_size=v.y_size, y_size=v.x_size, pad_lo=v.extent - 1 - v.pad_lo)
+                         for v in p.geometry)
+        return taps(dataclasses.replace(p, role=Role.X, geometry=geometry), precision, a,
+                    lax.rev(b, range(p.rank)))
+    wide = jnp.promote_types(a.dtype, jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype
+    count = math.prod(v.kernel for v in p.geometry)
+    pads = [(0, 0), *((v.pad_lo, v.pad_hi) for v in p.geometry)]
+    window = functools.partial(_window, p.geometry)
+
+    if p.role is Role.W:
+        def image(xy):
+            x, y = _pad(xy[0][None].astype(wide), pads), xy[1][None].astype(wide)
+            return lax.map(lambda tap: (window(x, tap) * y).sum(range(p.rank + 1)), jnp.arange(count))
+
+        return lax.map(image, (a, b)).sum(0).reshape(*(v.kernel for v in p.geometry), p.G, 1)
+
+    w = b.reshape(count, p.G).astype(wide)
+
+    def images(x):
+        x = _pad(x.astype(wide), pads)
+        if count <= UNROLL:
+            return functools.reduce(jnp.add, (window(x, tap) * w[tap] for tap in range(count)))
+        return lax.fori_loop(1, count, lambda tap, y: y + window(x, tap) * w[tap], window(x, 0) * w[0])
+
+    return lax.map(lambda x: images(x[None])[0], a) if any(map(any, pads)) else images(a)

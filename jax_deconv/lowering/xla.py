@@ -19,12 +19,50 @@ def why_not(problem: ConvProblem, policy) -> str | None:
     return None
 
 
-def choose(problem: ConvProblem, platform: str | None) -> Callable:
-    taps = math.prod(v.kernel for v in problem.geometry)
-    if platform == "cpu":
-        return forms.taps if taps <= 64 and problem.role is Role.W else forms.conv
-    # XLA:GPU has no convolution of integers.
-    return forms.conv if jnp.issubdtype(problem.dtype, jnp.inexact) else forms.taps
+def choose(problem: ConvProblem, dtype, platform: str | None) -> Callable:
+    """The form to compute a core problem in; `dtype` is the type that it multiplies."""
+    can_split = forms.can_split(problem)
+    if platform != "cpu":
+        # No platform but the CPU convolves integers; XLA:GPU maps `conv` to cuDNN.
+        return forms.conv if jnp.issubdtype(dtype, jnp.inexact) else _dots(problem)
+    return _choose_cpu(problem, dtype) if can_split else _dots(problem)
+
+
+def _dots(problem):
+    return forms.split_taps if forms.can_split(problem) else forms.taps
+
+
+def _choose_cpu(p: ConvProblem, dtype) -> Callable:
+    """Measured on the layers of benchmarks/cpu.py.  What the rules follow from:
+
+    * XLA:CPU convolves float32 fast in 1D and 2D and without groups, where it also has a transposed
+      convolution of its own (product, then overlap-add).  Other types, groups and the 3D transposed
+      convolution run in naive loops.
+    * Taking the stride out makes fewer and larger products, unless padding the kernel wastes many.
+    * `conv` copies the kernel into its own order; with few positions that costs more than the products.
+    """
+    kernel, stride = (math.prod(getattr(v, name) for v in p.geometry) for name in ("kernel", "stride"))
+    padded = math.prod(-(-v.kernel // v.stride) * v.stride for v in p.geometry)
+    exact = padded == kernel  # nothing is wasted by taking the stride out
+    if p.C == p.K == 1 and p.G > 1:
+        return forms.depthwise
+    if p.role is Role.W:
+        if exact or kernel > forms.UNROLL and 2 * padded < 3 * kernel:
+            return forms.split_taps
+        return forms.taps if kernel <= forms.UNROLL or dtype != jnp.float32 else forms.conv
+    if dtype != jnp.float32 or p.rank not in (1, 2, 3):
+        return _dots(p)
+    if p.G > 1:
+        return forms.taps if kernel <= forms.UNROLL else forms.split_taps
+    if p.role is Role.X:
+        if p.rank == 3 and not exact:
+            return forms.split_taps
+        many = stride < kernel and p.C * stride > 8  # k == s is one product either way
+        return forms.split_conv if p.rank == 3 or exact and many else forms.conv
+    positions = p.N * math.prod(v.y_size for v in p.geometry) if isinstance(p.N, int) else math.inf
+    if kernel <= forms.UNROLL and (positions <= 128 or p.rank == 3 and not exact):
+        return forms.taps
+    return forms.split_conv if exact and (p.rank == 3 or kernel > 512) else forms.conv
 
 
 def _compute_dtype(problem: ConvProblem, platform: str | None):
@@ -59,7 +97,7 @@ def build(problem: ConvProblem, policy, platform: str | None, form: Callable | N
         return zeros
 
     dtype = _compute_dtype(problem, platform)
-    form = form or choose(part.problem, platform)
+    form = form or choose(part.problem, dtype, platform)
 
     def function(*operands):
         operands = (_channels_last(role, t.astype(dtype)) for role, t in zip(GIVEN[problem.role], operands))
