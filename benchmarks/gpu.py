@@ -113,7 +113,7 @@ def jax_functions(layer: Layer) -> dict:
     }
 
 
-def run_jax(names, dtypes, out_path, only, seconds):
+def run_jax(names, dtypes, out_path, only, limit):
     import jax
     import jax.numpy as jnp
 
@@ -134,7 +134,7 @@ def run_jax(names, dtypes, out_path, only, seconds):
             continue
         for dtype in dtypes:
             started = time.time()
-            if started - begin > seconds:
+            if started - begin > limit:
                 print(f"out of time before {layer.id} {dtype}", flush=True)
                 continue
             sets = rotation(layer, dtype)

@@ -215,7 +215,7 @@ def claim_more_than_2_to_31_outputs():
 
     ratio = np.asarray(filter_gradient().astype(jnp.float32)) / (9 * 1024 * 1032)
     evidence["filter gradient of 9 examples"] = float(np.abs(ratio - 1).max())
-    assert np.abs(ratio - 1).max() < 4e-3, ratio
+    assert np.abs(ratio - 1).max() < 8e-3, ratio.ravel()[:8]  # rounded twice: each part, and their sum
     return evidence
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_deconv import conventions, primitives
+from jax_deconv import conventions, primitives, sharding
 from jax_deconv.conventions import Placement
 from jax_deconv.policy import Policy, resolve
 from jax_deconv.problem import GIVEN, Role
@@ -236,8 +236,11 @@ def _forward(role: Role, placement: Placement, lhs, rhs, bias, preferred_element
     channels = placement.channels(role, rhs.shape)
     if bias is not None:
         _check_bias(bias, channels, (lhs.dtype, dtype))
-    function = _with_backward_policy if policy.backward is not None else _compute
-    out = function(role, placement, dtype, policy, lhs, rhs)
+    if policy.backward is None:
+        out = _compute(role, placement, dtype, policy, lhs, rhs)
+    else:
+        # A custom_vjp's gradients vary over the axes that its operands vary over: cast before it.
+        out = _with_backward_policy(role, placement, dtype, policy, *sharding.same_varying_axes(lhs, rhs))
     if bias is None:
         return out
     axis = placement.perms[role][1]

@@ -172,21 +172,12 @@ def lax_conv_transpose(
         raise ValueError(f"output_shape and output_padding exclude each other; got output_shape={output_shape!r} "
                          f"and output_padding={output_padding!r}")
     extra = integers("output_padding", output_padding, rank, 0) if output_padding is not None else (0,) * rank
-    if not isinstance(padding, str):
-        padding = pairs(padding, rank)
-    elif padding in ("SAME", "VALID"):
-        padding = (padding,) * rank
-    elif set(strides) <= {1} and not use_consistent_padding and padding.upper() in _FORWARD_PADDING:
-        # Without a stride lax reads every other spelling as conv_general_dilated does, of the input.
-        padding = tuple(forward_padding(padding, y, (k - 1) * d + 1, 1)
-                        for y, k, d in zip(_take(lhs_shape, dn.lhs_spec)[2:], kernel, dilation))
-    else:
-        raise ValueError("padding must be 'SAME', 'VALID' or a sequence of "
-                         f"{rank} (low, high) pairs of integers; got {padding!r}")
+    sizes, extents = _take(lhs_shape, dn.lhs_spec)[2:], [(k - 1) * d + 1 for k, d in zip(kernel, dilation)]
+    padding = _transposed_padding(padding, sizes, extents, strides, use_consistent_padding)
     wanted = (None,) * rank if output_shape is None else integers("output_shape", output_shape, rank, 0)
 
     axes = []
-    for i, y in enumerate(_take(lhs_shape, dn.lhs_spec)[2:]):
+    for i, y in enumerate(sizes):
         axis = Axis(0, y, kernel[i], strides[i], dilation[i])
         if wanted[i] is None:
             axis = _transposed_axis(axis, padding[i], extra[i], use_consistent_padding)
@@ -195,6 +186,23 @@ def lax_conv_transpose(
         axes.append(axis)
     return Placement(tuple(axes), groups, {Role.Y: dn.lhs_spec, Role.W: dn.rhs_spec, Role.X: dn.out_spec},
                      reversed=not transpose_kernel)
+
+
+def _transposed_padding(padding, sizes, extents, strides, consistent: bool) -> tuple:
+    """The padding of each axis: 'SAME', 'VALID' or a (low, high) pair."""
+    rank = len(sizes)
+    if isinstance(padding, str):
+        if padding in ("SAME", "VALID"):
+            return (padding,) * rank
+        if not consistent and set(strides) <= {1} and padding.upper() in _FORWARD_PADDING:
+            # Without a stride lax reads every other spelling as conv_general_dilated does, of the input.
+            return tuple(forward_padding(padding, size, extent, 1) for size, extent in zip(sizes, extents))
+    elif not (consistent and hasattr(padding, "__iter__") and any(isinstance(p, str) for p in padding)):
+        return pairs(padding, rank)
+    elif len(padding) == rank and all(p in ("SAME", "VALID") for p in padding if isinstance(p, str)):
+        return tuple(p if isinstance(p, str) else pairs((p,), 1)[0] for p in padding)
+    raise ValueError(f"padding must be 'SAME', 'VALID' or a sequence of {rank} (low, high) pairs of integers; "
+                     f"got {padding!r}")
 
 
 def _dilated(size: int, stride: int) -> int:
@@ -218,9 +226,9 @@ def _transposed_axis(axis: Axis, padding, extra: int, consistent: bool) -> Axis:
         lo, hi = padding
     padded = _dilated(axis.y_size, s) + lo + hi
     x_size = padded - k + 1
-    # lax's own rule clamps an output shorter than nothing to nothing, unless the crop exceeds the input.
+    # lax's rule: an output shorter than nothing is empty, unless the crop exceeds the input.
     if isinstance(x_size, int) and x_size < 0:
-        if padded < 0 or consistent:
+        if padded < 0:
             raise ValueError(
                 f"padding={padding!r} leaves an output of size {x_size + extra}, less than zero: input size "
                 f"{axis.y_size}, kernel {axis.kernel}, stride {s}, dilation {axis.dilation}, "

@@ -26,7 +26,8 @@ def bind(role: Role, operands: Mapping[Role, jax.Array], *, geometry: Geometry, 
     """Makes the tensor `role` from the two others, with elements of type `dtype`."""
     a, b = (operands[r] for r in GIVEN[role])
     common = jnp.promote_types(a.dtype, b.dtype)
-    a, b = sharding.same_varying_axes(a.astype(common), b.astype(common))
+    # A cast makes a weak type strong.
+    a, b = sharding.same_varying_axes(*(t if t.dtype == common else t.astype(common) for t in (a, b)))
     return PRIMITIVES[role].bind(a, b, geometry=geometry, groups=groups, dtype=jnp.dtype(dtype), policy=policy)
 
 
