@@ -34,8 +34,6 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-
 from layers import Layer, layers
 
 ROLES = {"x": "forward", "y": "data gradient", "w": "filter gradient"}
@@ -195,7 +193,7 @@ def run_jax(names, dtypes, out_path, only, limit):
                     row["kernels"][key] = sorted({event[2][:80] for event in events})
                 if name == "ours" and ("adj", role) in outputs:
                     row["errors"][key] = float(relative_error(outputs[name, role], outputs["adj", role]))
-            del outputs, buffers
+            del outputs
             results.append(row)
             print(f"{layer.id} {dtype} {time.time() - started:.1f}s "
                   + " ".join(f"{k}={v:.1f}" for k, v in row["times"].items() if v), flush=True)
@@ -374,7 +372,8 @@ def plot(report, path):
         axis.set_ylabel(f"{title}\ntime / floor")
         axis.grid(axis="y", alpha=0.3)
     axes[0].legend(ncols=4)
-    axes[0].set_title(f"{report['environment'].get('device')}, {rows[0]['dtype']}: device time over the hardware's floor")
+    axes[0].set_title(f"{report['environment'].get('device')}, {rows[0]['dtype']}: "
+                      "device time over the hardware's floor")
     axes[-1].set_xticks(range(len(rows)), [row["id"] for row in rows], rotation=70, ha="right", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -409,6 +408,17 @@ def main():
             failures[child] = process.returncode
         if os.path.exists(path):
             parts[child] = json.loads(pathlib.Path(path).read_text())
+    report = assemble(parts, failures)
+    pathlib.Path(args.out).write_text(json.dumps(report, indent=1))
+    print(json.dumps(report["summary"], indent=1))
+    try:
+        plot(report, str(pathlib.Path(args.out).with_suffix(".png")))
+    except ImportError:
+        print("no matplotlib, no plot")
+
+
+def assemble(parts: dict, failures: dict) -> dict:
+    """The report, from what the two processes wrote."""
     theirs = {(row["id"], row["dtype"]): row for row in parts.get("torch", {}).get("rows", [])}
     rows = parts.get("jax", {}).get("rows", [])
     for row in rows:
@@ -417,15 +427,9 @@ def main():
         row["failed"].update(peer["failed"])
     environment = {key: value for part in parts.values() for key, value in part.items() if key != "rows"}
     environment |= {"python": platform.python_version(), "failures": failures,
-                    "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                    "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                     "l2": "cold: calls rotate over buffers of three times its size", "tf32": True}
-    report = {"environment": environment, "summary": summary(rows), "rows": rows}
-    pathlib.Path(args.out).write_text(json.dumps(report, indent=1))
-    print(json.dumps(report["summary"], indent=1))
-    try:
-        plot(report, str(pathlib.Path(args.out).with_suffix(".png")))
-    except ImportError:
-        print("no matplotlib, no plot")
+    return {"environment": environment, "summary": summary(rows), "rows": rows}
 
 
 if __name__ == "__main__":

@@ -145,9 +145,9 @@ def claim_special_values():
     """The odd ones: large kernels, unaligned channels, zero sizes, both layouts, output padding."""
     import jax
     import jax.numpy as jnp
+    import oracle
 
     import jax_deconv
-    import oracle
 
     errors = {}
     cases = {
@@ -221,12 +221,11 @@ def claim_more_than_2_to_31_outputs():
 
 def claim_wrong_plans():
     """Every plan that cuDNN proposes, values checked: which engines are wrong, and that none is chosen."""
+    import jax_deconv
     from jax_deconv import tuning
     from jax_deconv.lowering import cudnn
     from jax_deconv.policy import resolve
     from jax_deconv.problem import Axis, ConvProblem, Role
-
-    import jax_deconv
 
     found, tried = [], 0
     policy = resolve(jax_deconv.Policy(autotune="off"))
@@ -275,7 +274,7 @@ def claim_hlo():
         text = jax.jit(function).lower(x, ws).compile().as_text()
         calls = {t: len(re.findall(rf'custom_call_target="jax_deconv_{t}"', text)) for t in "xyw"}
         sizes = re.findall(r"= \w+\[([\d,]+)\]\S* (?:copy|transpose)\(", text)
-        moves = [m for m in re.findall(r"^\s*(?:ROOT )?%?\S+ = (\w+\[[\d,]*\]\S*) (copy|transpose|fusion)\(", text, re.M)]
+        moves = re.findall(r"^\s*(?:ROOT )?%?\S+ = (\w+\[[\d,]*\]\S*) (copy|transpose|fusion)\(", text, re.M)
         evidence[name] = {"calls": calls, "copies": len(sizes), "moves": [f"{b} {a}" for a, b in moves],
                           "convolutions": len(re.findall(r"__cudnn\$conv| convolution\(", text)),
                           "workspaces": sorted(set(re.findall(r"u8\[\d+\]", text)))}
@@ -520,7 +519,7 @@ def main():
     from jax_deconv import _ffi
     report["environment"] = {"jax and device": out.strip(), "python": platform.python_version(),
                              "cudnn": str(_ffi.native.cudnn_version()) if _ffi.native else None,
-                             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+                             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     pathlib.Path(args.out).write_text(json.dumps(report, indent=1))
     sys.exit(not all(entry["holds"] for entry in report["claims"].values()))
 

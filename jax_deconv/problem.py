@@ -38,18 +38,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 
-class Role(str, enum.Enum):
+class Role(enum.StrEnum):
     """The tensor that an operation makes."""
 
     X = "x"
     W = "w"
     Y = "y"
 
-    # So that a role prints as its letter in parameters, errors and target names.
-    def __repr__(self) -> str:
-        return self.value
-
-    __str__ = __repr__
+    # So that a role prints as its letter in parameters, too.
+    __repr__ = enum.StrEnum.__str__
 
 
 # The letters of the two leading axes, outermost first.

@@ -26,7 +26,7 @@ from jax_deconv import _ffi
 from jax_deconv.lowering import cudnn
 from jax_deconv.lowering.plan import Plan
 from jax_deconv.policy import Policy
-from jax_deconv.problem import ConvProblem, Role
+from jax_deconv.problem import ConvProblem
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,8 @@ class Store:
         if entry is None:
             return None
         try:
-            return Plan(entry["algorithm"], int(entry["engine"]), tuple(map(int, entry["knobs"])), int(entry["workspace"]))
+            return Plan(entry["algorithm"], int(entry["engine"]), tuple(map(int, entry["knobs"])),
+                        int(entry["workspace"]))
         except (KeyError, TypeError, ValueError):
             _log.warning("%s: the entry of %r is not a plan", self.path, key)
             return None
