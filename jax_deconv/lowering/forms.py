@@ -129,8 +129,9 @@ def conv(p: ConvProblem, precision, a, b):
         return call(a, b, stride, [(v.pad_lo, v.pad_hi) for v in g], rhs_dilation=dilation,
                     dimension_numbers=numbers, feature_group_count=p.G)
     if p.role is Role.X:
-        w = b.reshape(*b.shape[:n], p.G, p.K, p.C).swapaxes(n, n + 1)  # the groups go to the outputs
-        w = lax.rev(w.reshape(*b.shape[:n], p.K, p.G * p.C), last)
+        if p.G > 1:  # the groups go to the outputs
+            b = b.reshape(*b.shape[:n], p.G, p.K, p.C).swapaxes(n, n + 1).reshape(*b.shape[:n], p.K, p.G * p.C)
+        w = lax.rev(b, last)
         numbers = lax.ConvDimensionNumbers(image, (n + 1, n, *last), image)
         return call(a, w, [1] * n, [(v.extent - 1 - v.pad_lo, v.extent - 1 - v.pad_hi) for v in g],
                     lhs_dilation=stride, rhs_dilation=dilation, dimension_numbers=numbers,
@@ -201,10 +202,19 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
     space = _LETTERS[:n]
     large, small, kernel = f"n{space}sgc", f"n{space}gk", "sgkc"
 
-    def product(letters, u, v):
+    # Axes of one element would only hide from XLA that the others lie side by side.
+    ones = [letter for letter, size in (("s", S), ("g", p.G)) if size == 1]
+
+    def places(term):
+        return [i for i, letter in enumerate(term) if letter in ones]
+
+    def product(first, second, result, u, v):
         if p.role is Role.X and p.C == p.K == 1:  # nothing to contract, so no dot
             return u[..., None, :, :].astype(wide) * v[..., 0].astype(wide)
-        return jnp.einsum(letters, u, v, precision=precision, preferred_element_type=wide)
+        terms = ["".join(letter for letter in term if letter not in ones) for term in (first, second, result)]
+        out = jnp.einsum("{},{}->{}".format(*terms), lax.squeeze(u, places(first)), lax.squeeze(v, places(second)),
+                         precision=precision, preferred_element_type=wide)
+        return lax.expand_dims(out, places(result))
 
     padded = [v.x_size + v.pad_lo + v.pad_hi for v in q.geometry]
     window = functools.partial(_window, q.geometry)
@@ -226,13 +236,13 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
 
     taps = math.prod(v.kernel for v in q.geometry)
     if p.role is Role.W:
-        one = lambda tap: product(f"{large},{small}->{kernel}", window(x, tap), y)
+        one = lambda tap: product(large, small, kernel, window(x, tap), y)
         out = jnp.stack([one(t) for t in range(taps)]) if taps <= UNROLL else lax.map(one, jnp.arange(taps))
     else:
         def step(tap, total):
             if p.role is Role.X:
-                return add(total, product(f"{small},{kernel}->{large}", y, at(tap)), tap)
-            part = product(f"{large},{kernel}->{small}", window(x, tap), at(tap))
+                return add(total, product(small, kernel, large, y, at(tap)), tap)
+            part = product(large, kernel, small, window(x, tap), at(tap))
             return part if total is None else total + part
 
         # The loop starts from the first product, whose type is that of all.

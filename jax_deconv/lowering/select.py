@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jax_deconv import tuning
-from jax_deconv.lowering import cudnn, xla
+from jax_deconv.lowering import core, cudnn, xla
 from jax_deconv.policy import Policy
 from jax_deconv.problem import ConvProblem, Role
 
@@ -25,10 +25,8 @@ def build(problem: ConvProblem, *, policy: Policy, platform: str | None, may_tim
       platform: "cpu", "cuda" or None for any other.
       may_time: whether candidates may be run here and now to find the fastest.
     """
-    if any(dim == 0 for role in Role for dim in problem.shape(role)):
-        # An empty result, or a sum of no terms.
-        return lambda a, b: jnp.zeros(problem.shape(), problem.out_dtype)
-    if policy.algorithm != "xla":
+    empty = any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None
+    if not empty and policy.algorithm != "xla":
         reason = cudnn.why_not(problem, policy) if platform == "cuda" else "it needs an NVIDIA GPU"
         if reason is None:
             return cudnn.build(problem, policy, tuning.choose(problem, policy, may_time=may_time))
