@@ -21,48 +21,52 @@ def why_not(problem: ConvProblem, policy) -> str | None:
 
 def choose(problem: ConvProblem, dtype, platform: str | None) -> Callable:
     """The form to compute a core problem in; `dtype` is the type that it multiplies."""
-    can_split = forms.can_split(problem)
-    if platform != "cpu":
-        # No platform but the CPU convolves integers; XLA:GPU maps `conv` to cuDNN.
-        return forms.conv if jnp.issubdtype(dtype, jnp.inexact) else _dots(problem)
-    return _choose_cpu(problem, dtype) if can_split else _dots(problem)
+    if platform == "cpu":
+        return _choose_cpu(problem, dtype)
+    # XLA:GPU maps `conv` to cuDNN, but has no convolution of integers.
+    return forms.conv if jnp.issubdtype(dtype, jnp.inexact) else _dots(problem, math.inf)
 
 
-def _dots(problem):
-    return forms.split_taps if forms.can_split(problem) else forms.taps
+def _waste(p: ConvProblem) -> float:
+    """How many times the products grow when the stride is taken out."""
+    return math.prod(-(-v.kernel // v.stride) * v.stride / v.kernel for v in p.geometry)
+
+
+def _dots(p: ConvProblem, positions) -> Callable:
+    """Taking the stride out makes fewer and larger products.
+
+    Not where padding the kernel wastes many, nor where it is so large beside y that its copy in
+    another order costs as much as they do.
+    """
+    few = math.prod(v.kernel for v in p.geometry) <= forms.UNROLL
+    if not forms.can_split(p) or few and (_waste(p) > 1.25 or positions <= 32):
+        return forms.taps
+    return forms.split_taps
 
 
 def _choose_cpu(p: ConvProblem, dtype) -> Callable:
-    """Measured on the layers of benchmarks/cpu.py.  What the rules follow from:
+    """Rules from the measurements of benchmarks/cpu.py.
 
-    * XLA:CPU convolves float32 fast in 1D and 2D and without groups, where it also has a transposed
-      convolution of its own (product, then overlap-add).  Other types, groups and the 3D transposed
-      convolution run in naive loops.
-    * Taking the stride out makes fewer and larger products, unless padding the kernel wastes many.
-    * `conv` copies the kernel into its own order; with few positions that costs more than the products.
+    Products as dots are the rule.  XLA:CPU's convolution is as fast for float32 without groups (other
+    types, groups, and any convolution with a dilated input in 3D run in naive loops).  It wins where a
+    dot's operands or results, one for each tap, take longer to move than to multiply.
     """
     kernel, stride = (math.prod(getattr(v, name) for v in p.geometry) for name in ("kernel", "stride"))
-    padded = math.prod(-(-v.kernel // v.stride) * v.stride for v in p.geometry)
-    exact = padded == kernel  # nothing is wasted by taking the stride out
+    positions = p.N * math.prod(v.y_size for v in p.geometry) if isinstance(p.N, int) else math.inf
     if p.C == p.K == 1 and p.G > 1:
         return forms.depthwise
-    if p.role is Role.W:
-        if exact or kernel > forms.UNROLL and 2 * padded < 3 * kernel:
-            return forms.split_taps
-        return forms.taps if kernel <= forms.UNROLL or dtype != jnp.float32 else forms.conv
-    if dtype != jnp.float32 or p.rank not in (1, 2, 3):
-        return _dots(p)
-    if p.G > 1:
-        return forms.taps if kernel <= forms.UNROLL else forms.split_taps
+    dots = _dots(p, positions)
+    if p.role is Role.W or dtype != jnp.float32 or p.G > 1 or not 1 <= p.rank <= 3:
+        return dots
+    overlap = kernel > stride and forms.can_split(p)
     if p.role is Role.X:
-        if p.rank == 3 and not exact:
-            return forms.split_taps
-        many = stride < kernel and p.C * stride > 8  # k == s is one product either way
-        return forms.split_conv if p.rank == 3 or exact and many else forms.conv
-    positions = p.N * math.prod(v.y_size for v in p.geometry) if isinstance(p.N, int) else math.inf
-    if kernel <= forms.UNROLL and (positions <= 128 or p.rank == 3 and not exact):
-        return forms.taps
-    return forms.split_conv if exact and (p.rank == 3 or kernel > 512) else forms.conv
+        thin = p.K < 128 and p.C * stride > 8  # the overlapping results outweigh their products
+        return forms.split_conv if overlap and thin and _waste(p) < 1.5 else dots
+    if positions < 256 and kernel <= forms.UNROLL:
+        return forms.taps  # `conv` too would copy the kernel
+    if p.rank == 3 or not overlap:
+        return dots
+    return forms.split_conv if kernel > 512 else forms.conv
 
 
 def _compute_dtype(problem: ConvProblem, platform: str | None):
