@@ -44,6 +44,11 @@ def _pad(array, pads):
     return lax.pad(array, jnp.zeros((), array.dtype), pads) if any(map(any, pads)) else array
 
 
+def _accumulator(dtype):
+    """The type to add up taps in: the caller rounds narrow floats once."""
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
 # --- Taking the stride out -------------------------------------------------------------------
 
 
@@ -129,10 +134,12 @@ def conv(p: ConvProblem, precision, a, b):
         return call(a, b, stride, [(v.pad_lo, v.pad_hi) for v in g], rhs_dilation=dilation,
                     dimension_numbers=numbers, feature_group_count=p.G)
     if p.role is Role.X:
+        # Reversed in canonical order, where the reversal of a user's kernel meets this one and cancels.
+        w, spatial = jnp.moveaxis(b, (-2, -1), (0, 1)), tuple(range(2, n + 2))
         if p.G > 1:  # the groups go to the outputs
-            b = b.reshape(*b.shape[:n], p.G, p.K, p.C).swapaxes(n, n + 1).reshape(*b.shape[:n], p.K, p.G * p.C)
-        w = lax.rev(b, last)
-        numbers = lax.ConvDimensionNumbers(image, (n + 1, n, *last), image)
+            w = w.reshape(p.G, p.K, p.C, *w.shape[2:]).swapaxes(0, 1).reshape(p.K, p.G * p.C, *w.shape[2:])
+        w = lax.rev(w, spatial)
+        numbers = lax.ConvDimensionNumbers(image, (1, 0, *spatial), image)
         return call(a, w, [1] * n, [(v.extent - 1 - v.pad_lo, v.extent - 1 - v.pad_hi) for v in g],
                     lhs_dilation=stride, rhs_dilation=dilation, dimension_numbers=numbers,
                     feature_group_count=p.G)
@@ -186,8 +193,7 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
     n = p.rank
     q = _without_stride(p) if split else p
     S = q.C // p.C
-    # Sums over taps of narrow floats are rounded once, by the caller.
-    wide = jnp.promote_types(a.dtype, jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype
+    wide = _accumulator(a.dtype)
     given = dict(zip(GIVEN[p.role], (a, b)))
     x, w, y = given.get(Role.X), given.get(Role.W), given.get(Role.Y)
     if x is not None:
@@ -209,8 +215,9 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
         return [i for i, letter in enumerate(term) if letter in ones]
 
     def product(first, second, result, u, v):
-        if p.role is Role.X and p.C == p.K == 1:  # nothing to contract, so no dot
-            return u[..., None, :, :].astype(wide) * v[..., 0].astype(wide)
+        if p.C == p.K == 1 and p.role is not Role.W:  # nothing to contract, so no dot
+            u, v = u.astype(wide), v[..., 0].astype(wide)
+            return u[..., None, :, :] * v if p.role is Role.X else (u * v).sum(-3)
         terms = ["".join(letter for letter in term if letter not in ones) for term in (first, second, result)]
         out = jnp.einsum("{},{}->{}".format(*terms), lax.squeeze(u, places(first)), lax.squeeze(v, places(second)),
                          precision=precision, preferred_element_type=wide)
@@ -267,34 +274,41 @@ split_taps = functools.partial(_taps, split=True)
 
 
 def depthwise(p: ConvProblem, precision, a, b):
-    """`taps` where C = K = 1: elementwise, image by image, which stay in the cache from tap to tap."""
-    if p.role is Role.X or not isinstance(p.N, int):
-        return (split_taps if can_split(p) else taps)(p, precision, a, b)
-    if p.role is Role.Y and all(v.stride == 1 for v in p.geometry):
-        # At stride 1 the kernel read backwards makes the transpose of the transpose, which pads its
-        # products and not what it reads: XLA fuses that better.
-        geometry = tuple(dataclasses.replace(v, x_size=v.y_size, y_size=v.x_size, pad_lo=v.extent - 1 - v.pad_lo)
-                         for v in p.geometry)
-        return taps(dataclasses.replace(p, role=Role.X, geometry=geometry), precision, a,
-                    lax.rev(b, range(p.rank)))
-    wide = jnp.promote_types(a.dtype, jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype
+    """`taps` where C = K = 1: elementwise, and in one pass over the data."""
     count = math.prod(v.kernel for v in p.geometry)
+    wide = _accumulator(a.dtype)
     pads = [(0, 0), *((v.pad_lo, v.pad_hi) for v in p.geometry)]
     window = functools.partial(_window, p.geometry)
 
-    if p.role is Role.W:
-        def image(xy):
+    if p.role is Role.W and isinstance(p.N, int):
+        def image(xy):  # stays in the cache from tap to tap
             x, y = _pad(xy[0][None].astype(wide), pads), xy[1][None].astype(wide)
             return lax.map(lambda tap: (window(x, tap) * y).sum(range(p.rank + 1)), jnp.arange(count))
 
         return lax.map(image, (a, b)).sum(0).reshape(*(v.kernel for v in p.geometry), p.G, 1)
 
-    w = b.reshape(count, p.G).astype(wide)
+    if p.role is Role.Y and count <= 2 * UNROLL:
+        w = b.reshape(count, p.G).astype(wide)
+        if all(v.stride == 1 for v in p.geometry):
+            x = _pad(a.astype(wide), pads)
+            parts = (window(x, tap) * w[tap] for tap in range(count))
+        else:
+            # The padded copy of a large x would cost more than to pad every product.
+            parts = (_pad(part * w[tap], ends) for tap in range(count)
+                     for part, ends in [_inside(p.geometry, a.astype(wide), tap)])
+        return functools.reduce(jnp.add, parts)
 
-    def images(x):
-        x = _pad(x.astype(wide), pads)
-        if count <= UNROLL:
-            return functools.reduce(jnp.add, (window(x, tap) * w[tap] for tap in range(count)))
-        return lax.fori_loop(1, count, lambda tap, y: y + window(x, tap) * w[tap], window(x, 0) * w[0])
+    return (split_taps if p.role is Role.X and can_split(p) else taps)(p, precision, a, b)
 
-    return lax.map(lambda x: images(x[None])[0], a) if any(map(any, pads)) else images(a)
+
+def _inside(geometry, x, tap):
+    """`_window` of x without its padding, and the zeros around it that make it as large as y."""
+    cut, ends = [slice(None)], [(0, 0)]
+    for v, start in zip(geometry, _starts(geometry, tap)):
+        shift = start - v.pad_lo  # y[i] meets x[i * stride + shift]
+        first = min(max(0, -(shift // v.stride)), v.y_size)
+        stop = max(min(v.y_size, (v.x_size - 1 - shift) // v.stride + 1), first)
+        cut.append(slice(first * v.stride + shift, first * v.stride + shift + (stop - first) * v.stride, v.stride)
+                   if stop > first else slice(0, 0))
+        ends.append((first, v.y_size - stop))
+    return x[tuple(cut)], ends

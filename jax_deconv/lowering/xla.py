@@ -10,13 +10,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jax_deconv.lowering import core, forms
-from jax_deconv.problem import GIVEN, ConvProblem, Role
-
-
-def why_not(problem: ConvProblem, policy) -> str | None:
-    """XLA takes every problem."""
-    del problem, policy
-    return None
+from jax_deconv.problem import GIVEN, ConvProblem, Role, wider
 
 
 def choose(problem: ConvProblem, dtype, platform: str | None) -> Callable:
@@ -60,8 +54,11 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
         return dots
     overlap = kernel > stride and forms.can_split(p)
     if p.role is Role.X:
-        thin = p.K < 128 and p.C * stride > 8  # the overlapping results outweigh their products
-        return forms.split_conv if overlap and thin and _waste(p) < 1.5 else dots
+        narrow = p.C * stride <= 8  # products of a few columns each
+        if p.rank < 3 and (narrow or not overlap and positions <= 32):
+            return forms.conv  # which reads the kernel as the user stored it
+        # With few channels to sum over, adding up the overlapping results outweighs the products.
+        return forms.split_conv if overlap and not narrow and p.K < 128 and _waste(p) < 1.5 else dots
     if positions < 256 and kernel <= forms.UNROLL:
         return forms.taps  # `conv` too would copy the kernel
     if p.rank == 3 or not overlap:
@@ -71,7 +68,7 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
 
 def _compute_dtype(problem: ConvProblem, platform: str | None):
     """The type to multiply in, such that nothing but the result is rounded to less."""
-    wide = jnp.promote_types(problem.dtype, problem.out_dtype)
+    wide = wider(problem.dtype, problem.out_dtype)
     if wide.itemsize < 4 and jnp.issubdtype(wide, jnp.floating):
         # An accelerator accumulates 16-bit floats in float32 by itself; the CPU has to be told.
         return wide if wide.itemsize == 2 and platform != "cpu" else jnp.dtype(jnp.float32)
