@@ -16,34 +16,47 @@ import jax.numpy as jnp
 from jax.nn import initializers
 
 from jax_deconv.api import conv_transpose
+from jax_deconv.conventions import group_count, integers, pairs
 
 _INPUT_TIMES_STRIDE = ("CIRCULAR", "CAUSAL")
 
 
-def _per_axis(name: str, value, rank: int) -> tuple[int, ...]:
-    """`value` as one integer for each spatial axis; None means 1, as in Flax."""
-    value = 1 if value is None else value
-    values = (value,) * rank if _is_int(value) else tuple(value)
-    if len(values) != rank:
-        raise ValueError(f"{name} must be an integer or have one entry for each of the {rank} spatial "
-                         f"axes of kernel_size; got {value!r}")
-    return tuple(map(operator.index, values))
-
-
 def _is_int(value) -> bool:
-    return not isinstance(value, bool) and hasattr(value, "__index__") and not getattr(value, "shape", ())
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _per_axis(name: str, value, rank: int, least: int = 1) -> tuple[int, ...]:
+    """`value` as one integer for each spatial axis."""
+    try:
+        return integers(name, (value,) * rank if _is_int(value) else tuple(value), rank, least)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} must be an integer >= {least} or have one for each of the {rank} spatial axes "
+                          f"of kernel_size; got {value!r}") from None
 
 
 def kernel_size(size) -> tuple[int, ...]:
     """A module's kernel_size; an integer is that of one spatial axis, as in Flax."""
-    return (operator.index(size),) if _is_int(size) else tuple(map(operator.index, size))
+    try:
+        sizes = (size,) if _is_int(size) else tuple(size)
+        return integers("kernel_size", sizes, len(sizes), 1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"kernel_size must be an integer >= 1 or have one for each spatial axis; got {size!r}"
+                          ) from None
+
+
+def feature_count(name: str, value) -> int:
+    if not _is_int(value) or operator.index(value) < 0:
+        raise ValueError(f"{name} must be an integer >= 0; got {value!r}")
+    return operator.index(value)
 
 
 def kernel_shape(module, in_features: int, features: int) -> tuple[int, ...]:
     """``(*kernel_size, in/groups, out)``, or with transpose_kernel ``(*kernel_size, out/groups, in)``."""
-    groups = module.feature_group_count
-    if not _is_int(groups) or groups < 1:
-        raise ValueError(f"feature_group_count must be a positive integer; got {groups!r}")
+    groups = group_count(module.feature_group_count)
     for name, count in (("input", in_features), ("output", features)):
         if count % groups:
             raise ValueError(f"feature_group_count must divide the number of {name} features; "
@@ -68,17 +81,18 @@ def kernel_init(module, init, default):
 def masked(module, kernel, shape):
     if module.mask is None:
         return kernel
-    if module.mask.shape != shape:
-        raise ValueError(f"mask must have the shape of the kernel, {shape}; got {module.mask.shape}")
+    given = getattr(module.mask, "shape", module.mask)
+    if not hasattr(module.mask, "shape") or given != shape:
+        raise ValueError(f"mask must be an array of the kernel's shape, {shape}; got {given!r}")
     return kernel * module.mask
 
 
 def flatten(module, inputs):
     """All batch axes as one; none becomes one of size 1."""
     rank = len(kernel_size(module.kernel_size))
-    if inputs.ndim < rank + 1:
-        raise ValueError(f"inputs must have at least {rank + 1} axes (kernel_size {module.kernel_size} has "
-                         f"{rank} spatial axes, features come last); got shape {inputs.shape}")
+    if getattr(inputs, "ndim", 0) < rank + 1:
+        raise ValueError(f"inputs must be an array of at least {rank + 1} axes (kernel_size {module.kernel_size!r} "
+                         f"has {rank} spatial axes, features come last); got {getattr(inputs, 'shape', inputs)!r}")
     split = inputs.ndim - rank - 1
     if split == 1:
         return inputs
@@ -88,23 +102,26 @@ def flatten(module, inputs):
 def apply(module, inputs, kernel, bias, batch_shape) -> jax.Array:
     """The layer's output from flattened inputs and promoted parameters."""
     rank = len(kernel_size(module.kernel_size))
-    strides = _per_axis("strides", module.strides, rank)
-    dilation = _per_axis("kernel_dilation", module.kernel_dilation, rank)
+    # None means 1, as in Flax.
+    strides = _per_axis("strides", 1 if module.strides is None else module.strides, rank)
+    dilation = _per_axis("kernel_dilation", 1 if module.kernel_dilation is None else module.kernel_dilation, rank)
     output_padding = module.output_padding
     if output_padding is not None:
-        output_padding = _per_axis("output_padding", output_padding, rank)
+        output_padding = _per_axis("output_padding", output_padding, rank, least=0)
 
     padding = _padding(module.padding, rank)
+    consistent = module.use_consistent_padding
     if padding in _INPUT_TIMES_STRIDE:
         if output_padding is not None and any(output_padding):
             raise ValueError(f"output_padding must be left out with padding={padding!r}, which fixes the "
                              f"output size to input * stride; got {module.output_padding!r}")
+        consistent = False
         inputs, padding = _input_times_stride(module, inputs, strides, dilation)
 
     y = conv_transpose(
         inputs, kernel, strides, padding, rhs_dilation=dilation, transpose_kernel=module.transpose_kernel,
         precision=module.precision, preferred_element_type=module.preferred_element_type,
-        use_consistent_padding=module.use_consistent_padding and module.padding not in _INPUT_TIMES_STRIDE,
+        use_consistent_padding=consistent,
         feature_group_count=module.feature_group_count, output_padding=output_padding, policy=module.policy)
     if bias is not None:
         y += bias  # outside the convolution, because the sum may be of a wider type than y, as in Flax
@@ -115,13 +132,12 @@ def _padding(padding, rank: int):
     """A string, or a (low, high) pair for each spatial axis."""
     if isinstance(padding, str):
         return padding
-    if _is_int(padding):
-        return [(padding, padding)] * rank
-    pairs = [(p, p) if _is_int(p) else tuple(p) for p in padding]
-    if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
+    try:
+        each = (padding,) * rank if _is_int(padding) else padding
+        return pairs([(p, p) if _is_int(p) else p for p in each], rank)
+    except (TypeError, ValueError):
         raise ValueError(f"padding must be a string, an integer, or have an integer or a (low, high) pair "
-                         f"for each of the {rank} spatial axes of kernel_size; got {padding!r}")
-    return pairs
+                         f"for each of the {rank} spatial axes of kernel_size; got {padding!r}") from None
 
 
 def _input_times_stride(module, inputs, strides, dilation):

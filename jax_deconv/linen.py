@@ -72,9 +72,9 @@ class ConvTranspose(nn.Module):
       policy: a `jax_deconv.Policy`, or None; keyword only.
 
     Raises:
-      ValueError: when called, if the features are not divisible by the groups, the mask has another
-        shape than the kernel, a setting does not have one entry for each spatial axis, or whatever
-        `jax_deconv.conv_transpose` refuses.
+      ValueError, TypeError: when called, if the features are not divisible by the groups, the mask has
+        another shape than the kernel, a setting is not an integer or one for each spatial axis, or
+        whatever `jax_deconv.conv_transpose` refuses.
 
     Source of the convention: `flax.linen.ConvTranspose` (Flax 0.12).
 
@@ -121,12 +121,13 @@ class ConvTranspose(nn.Module):
         """
         flat = _layer.flatten(self, inputs)
         batch_shape = inputs.shape[:inputs.ndim - flat.ndim + 1]
-        shape = _layer.kernel_shape(self, inputs.shape[-1], self.features)
+        features = _layer.feature_count("features", self.features)
+        shape = _layer.kernel_shape(self, inputs.shape[-1], features)
         init = _layer.kernel_init(self, self.kernel_init, default_kernel_init)
         kernel = self.param("kernel", init, shape, self.param_dtype)
         kernel = _layer.masked(self, kernel, shape)
         bias = None
         if self.use_bias:
-            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+            bias = self.param("bias", self.bias_init, (features,), self.param_dtype)
         flat, kernel, bias = self.promote_dtype(flat, kernel, bias, dtype=self.dtype)
         return _layer.apply(self, flat, kernel, bias, batch_shape)

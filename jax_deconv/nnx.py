@@ -76,8 +76,9 @@ class ConvTranspose(nnx.Module):
       policy: a `jax_deconv.Policy`, or None.
 
     Raises:
-      ValueError: if the features are not divisible by the groups; when called, if the mask has another
-        shape than the kernel, a setting does not have one entry for each spatial axis, or whatever
+      ValueError, TypeError: if the features are not divisible by the groups or `kernel_size` is not an
+        integer or one for each spatial axis; when called, if the mask has another shape than the kernel,
+        another setting is not an integer or one for each spatial axis, or whatever
         `jax_deconv.conv_transpose` refuses.
 
     Source of the convention: `flax.nnx.ConvTranspose` (Flax 0.12).
@@ -119,8 +120,8 @@ class ConvTranspose(nnx.Module):
         use_consistent_padding: bool = False,
         policy: Policy | None = None,
     ):
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features = _layer.feature_count("in_features", in_features)
+        self.out_features = _layer.feature_count("out_features", out_features)
         self.kernel_size = _layer.kernel_size(kernel_size)
         self.strides = strides
         self.padding = padding
@@ -138,12 +139,12 @@ class ConvTranspose(nnx.Module):
         self.use_consistent_padding = use_consistent_padding
         self.policy = policy
 
-        self.kernel_shape = _layer.kernel_shape(self, in_features, out_features)
+        self.kernel_shape = _layer.kernel_shape(self, self.in_features, self.out_features)
         init = _layer.kernel_init(self, kernel_init, default_kernel_init)
         self.kernel = nnx.Param(init(rngs.params(), self.kernel_shape, param_dtype), **kernel_metadata)
         self.bias = nnx.data(None)
         if use_bias:
-            self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype), **bias_metadata)
+            self.bias = nnx.Param(bias_init(rngs.params(), (self.out_features,), param_dtype), **bias_metadata)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Applies the layer.

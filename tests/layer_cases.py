@@ -4,9 +4,11 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 
 def normal(*shape):
@@ -75,6 +77,30 @@ STREAMING = [
     for transpose_kernel in (False, True)
     for kernel, stride, dilation in (((4,), (2,), 1), ((7,), (3,), 2), ((2,), (5,), 1), ((3, 4), (2, 1), 1))
 ]
+
+# One argument each, its value, and what its error says beside the two.
+BAD_ARGUMENTS = [
+    ("features", "6", "integer >= 0"), ("features", 6.0, "integer >= 0"), ("features", -1, "integer >= 0"),
+    ("kernel_size", "33", "integer >= 1"), ("kernel_size", None, "integer >= 1"),
+    ("kernel_size", 0, "integer >= 1"), ("kernel_size", (3, 0), "integer >= 1"),
+    ("strides", 2.0, "integer >= 1"), ("strides", 0, "integer >= 1"), ("strides", (1, 2), "1 spatial axes"),
+    ("strides", "2", "integer >= 1"), ("kernel_dilation", 0, "integer >= 1"),
+    ("kernel_dilation", (1.5,), "integer >= 1"), ("output_padding", -1, "integer >= 0"),
+    ("padding", None, "a string, an integer"), ("padding", 1.5, "a string, an integer"),
+    ("padding", ("a",), "a string, an integer"), ("padding", ((1, 2, 3),), "(low, high) pair"),
+    ("feature_group_count", 2.0, "integer >= 1"), ("mask", 1, "(3, 3, 4)"), ("mask", (1,), "(3, 3, 4)"),
+]
+
+# Not typical, but of a meaning in Flax that is kept.
+ODD_ARGUMENTS = [dict(padding=True), dict(strides=True, kernel_dilation=(True,)), dict(kernel_size=True),
+                 dict(strides={2}), dict(features=0), dict(padding=((True, 2),))]
+
+
+def check_error(name, value, expected, call):
+    with pytest.raises((TypeError, ValueError)) as error:
+        call()
+    assert re.match(rf"{name}\b", str(error.value)), str(error.value)
+    assert repr(value) in str(error.value) and expected in str(error.value), str(error.value)
 
 
 def loop_over_groups(groups, x, kernel, bias, layer):

@@ -13,7 +13,19 @@ pytest.importorskip("flax")
 
 from flax import linen as nn  # noqa: E402
 from flax import serialization  # noqa: E402
-from layer_cases import CASES, GROUPED, STREAMING, causal, fan_in, loop_over_groups, normal, wave  # noqa: E402
+from layer_cases import (  # noqa: E402
+    BAD_ARGUMENTS,
+    CASES,
+    GROUPED,
+    ODD_ARGUMENTS,
+    STREAMING,
+    causal,
+    check_error,
+    fan_in,
+    loop_over_groups,
+    normal,
+    wave,
+)
 
 from jax_deconv.linen import ConvTranspose  # noqa: E402
 
@@ -259,7 +271,6 @@ def test_mask():
     (dict(features=3, feature_group_count=2), (1, 4, 4), ("feature_group_count", "output")),
     (dict(features=3, feature_group_count=0), (1, 4, 4), ("feature_group_count", "0")),
     (dict(features=4, mask=np.ones((3, 3, 3))), (1, 4, 3), ("mask", "(3, 3, 4)", "(3, 3, 3)")),
-    (dict(features=4, strides=(1, 2)), (1, 4, 3), ("strides", "(1, 2)")),
     (dict(features=4, kernel_dilation=(1, 2)), (1, 4, 3), ("kernel_dilation", "(1, 2)")),
     (dict(features=4, output_padding=(1, 2)), (1, 4, 3), ("output_padding", "(1, 2)")),
     (dict(features=4, output_padding=1, padding="CIRCULAR"), (1, 4, 3), ("output_padding", "CIRCULAR")),
@@ -272,6 +283,20 @@ def test_errors_name_the_argument_and_its_value(settings, inputs, words):
     with pytest.raises(ValueError) as error:
         ConvTranspose(kernel_size=(3,), **settings).init(jax.random.key(0), normal(*inputs))
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("name, value, expected", BAD_ARGUMENTS)
+def test_errors_say_what_was_expected(name, value, expected):
+    layer = ConvTranspose(**(dict(features=4, kernel_size=3) | {name: value}))
+    check_error(name, value, expected, lambda: layer.init(jax.random.key(0), np.ones((1, 4, 3), np.float32)))
+
+
+@pytest.mark.parametrize("settings", ODD_ARGUMENTS, ids=str)
+def test_odd_arguments_are_not_errors(settings):
+    settings = dict(features=2, kernel_size=3, kernel_init=nn.initializers.ones_init()) | settings
+    expected, actual = (layer(**settings).init_with_output(jax.random.key(0), normal(1, 4, 3))[0]
+                        for layer in (nn.ConvTranspose, ConvTranspose))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_missing_flax_names_the_command():

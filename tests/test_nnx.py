@@ -15,7 +15,17 @@ import pytest
 pytest.importorskip("flax")
 
 from flax import nnx, serialization  # noqa: E402
-from layer_cases import CASES, GROUPED, STREAMING, causal, fan_in, loop_over_groups, normal  # noqa: E402
+from layer_cases import (  # noqa: E402
+    BAD_ARGUMENTS,
+    CASES,
+    GROUPED,
+    STREAMING,
+    causal,
+    check_error,
+    fan_in,
+    loop_over_groups,
+    normal,
+)
 
 from jax_deconv.nnx import ConvTranspose  # noqa: E402
 
@@ -148,3 +158,11 @@ def test_errors_name_the_argument_and_its_value():
         with pytest.raises(ValueError) as error:
             ConvTranspose(3, 4, 3, **settings, rngs=nnx.Rngs(0))(normal(1, 5, 3))
         assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("name, value, expected", [("in_features", "3", "integer >= 0"), *BAD_ARGUMENTS])
+def test_errors_say_what_was_expected(name, value, expected):
+    name = "out_features" if name == "features" else name
+    settings = dict(in_features=3, out_features=4, kernel_size=3) | {name: value}
+    check_error(name, value, expected,
+                lambda: ConvTranspose(**settings, rngs=nnx.Rngs(0))(np.ones((1, 4, 3), np.float32)))
