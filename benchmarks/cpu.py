@@ -157,9 +157,9 @@ def measure(layer: Layer, child, seconds: float) -> dict:
                 best[name][role] = min(best[name][role], value)
         spent += sum(sum(times.values()) for times in new.values())
         rounds += 1
+    milliseconds = {name: {role: 1e3 * v for role, v in times.items()} for name, times in best.items()}
     return dict(id=layer.id, klass=layer.klass, gmac=layer.macs / 1e9, rounds=rounds,
-                milliseconds={name: {role: 1e3 * v for role, v in times.items()} for name, times in best.items()},
-                compile_seconds=compile_seconds)
+                milliseconds=milliseconds, compile_seconds=compile_seconds)
 
 
 def geometric_mean(values) -> float:
@@ -192,11 +192,13 @@ def environment(torch_version: str) -> dict:
     import jax
     import jaxlib
 
-    model = next((line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
-    return dict(date=datetime.date.today().isoformat(), cpu=model, cores=THREADS, python=platform.python_version(),
-                jax=jax.__version__, jaxlib=jaxlib.__version__, torch=torch_version, dtype="float32",
-                shrunk_to_gmac=SHRINK_TO / 1e9, load_average=os.getloadavg())
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+                 platform.processor())
+    return dict(date=datetime.date.today().isoformat(), cpu=model, cores=THREADS,
+                python=platform.python_version(), jax=jax.__version__, jaxlib=jaxlib.__version__,
+                torch=torch_version, dtype="float32", shrunk_to_gmac=SHRINK_TO / 1e9,
+                load_average=os.getloadavg())
 
 
 def plot(rows, path: pathlib.Path) -> None:
@@ -216,7 +218,7 @@ def plot(rows, path: pathlib.Path) -> None:
         panel.set(yscale="log", title=title, ylabel="times faster", xlim=(-0.7, len(rows) - 0.3))
         panel.legend(loc="upper right", ncols=2)
     panels[-1].set_xticks(places, [row["id"] for row in rows], rotation=90)
-    figure.suptitle(f"jax_deconv on the CPU, float32, {THREADS} cores: time of the other / time of jax_deconv")
+    figure.suptitle(f"jax_deconv on the CPU, float32, {THREADS} cores: the other's time / ours")
     figure.savefig(path, dpi=110)
 
 
@@ -251,7 +253,8 @@ def main() -> None:
 
     summary = summarise(rows)
     for name, value in summary.items():
-        print(f"{name:50} {value:8.2f}" if isinstance(value, float) else f"{name:50} {value[0]:8.2f}  {value[1]}")
+        value, where = value if isinstance(value, tuple) else (value, "")
+        print(f"{name:50} {value:8.2f}  {where}")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     result = dict(environment=environment(torch_version), summary=summary, layers=rows)
     arguments.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")

@@ -219,8 +219,8 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
             u, v = u.astype(wide), v[..., 0].astype(wide)
             return u[..., None, :, :] * v if p.role is Role.X else (u * v).sum(-3)
         terms = ["".join(letter for letter in term if letter not in ones) for term in (first, second, result)]
-        out = jnp.einsum("{},{}->{}".format(*terms), lax.squeeze(u, places(first)), lax.squeeze(v, places(second)),
-                         precision=precision, preferred_element_type=wide)
+        u, v = lax.squeeze(u, places(first)), lax.squeeze(v, places(second))
+        out = jnp.einsum("{},{}->{}".format(*terms), u, v, precision=precision, preferred_element_type=wide)
         return lax.expand_dims(out, places(result))
 
     padded = [v.x_size + v.pad_lo + v.pad_hi for v in q.geometry]
@@ -308,7 +308,7 @@ def _inside(geometry, x, tap):
         shift = start - v.pad_lo  # y[i] meets x[i * stride + shift]
         first = min(max(0, -(shift // v.stride)), v.y_size)
         stop = max(min(v.y_size, (v.x_size - 1 - shift) // v.stride + 1), first)
-        cut.append(slice(first * v.stride + shift, first * v.stride + shift + (stop - first) * v.stride, v.stride)
-                   if stop > first else slice(0, 0))
+        begin = first * v.stride + shift
+        cut.append(slice(begin, begin + (stop - first) * v.stride, v.stride) if stop > first else slice(0, 0))
         ends.append((first, v.y_size - stop))
     return x[tuple(cut)], ends
