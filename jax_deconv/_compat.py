@@ -11,6 +11,12 @@ import jax
 import jaxlib
 import jaxlib.version
 
+# Private, because there is no public way: to run a primitive outside of jit with debug_nans and disable_jit
+# minded, to have custom_partitioning in a primitive's lowering, which needs its devices, and to read a sharding.
+from jax._src.dispatch import apply_primitive as apply_primitive
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax._src.sharding_impls import parse_flatten_op_sharding
+
 OLDEST_JAX = (0, 10, 2)
 
 
@@ -39,3 +45,15 @@ def ffi_api_version() -> tuple[int, int] | None:
     except (OSError, TypeError):
         return None
     return major, minor
+
+
+def require_devices(primitive) -> None:
+    prim_requires_devices_during_lowering.add(primitive)
+
+
+def spec_of(sharding, ndim: int, mesh):
+    """The PartitionSpec of an array that XLA's partitioner hands over; None where it has none."""
+    try:
+        return parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(ndim), mesh)[0]
+    except Exception:  # the type of the error differs between versions
+        return None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_deconv import conventions, primitives, sharding
@@ -150,9 +151,9 @@ def conv_transpose_data_gradient(
     >>> jax_deconv.conv_transpose_data_gradient(dy, w, (8, 16, 16, 64), (2, 2), "SAME").shape
     (8, 16, 16, 64)
     """
-    _check_arrays(cotangent=cotangent, rhs=rhs)
+    lhs_shape = _check_gradient(cotangent, "rhs", rhs, "lhs_shape", lhs_shape)
     placement = conventions.lax_conv_transpose(
-        tuple(lhs_shape), rhs.shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
+        lhs_shape, rhs.shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
     return _gradient(Role.Y, placement, {Role.X: cotangent, Role.W: rhs}, {Role.Y: lhs_shape, Role.W: rhs.shape},
@@ -186,9 +187,9 @@ def conv_transpose_filter_gradient(
     >>> jax_deconv.conv_transpose_filter_gradient(x, dy, (4, 4, 64, 32), (2, 2), "SAME").shape
     (4, 4, 64, 32)
     """
-    _check_arrays(lhs=lhs, cotangent=cotangent)
+    rhs_shape = _check_gradient(cotangent, "lhs", lhs, "rhs_shape", rhs_shape)
     placement = conventions.lax_conv_transpose(
-        lhs.shape, tuple(rhs_shape), strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
+        lhs.shape, rhs_shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
     return _gradient(Role.W, placement, {Role.X: cotangent, Role.Y: lhs}, {Role.Y: lhs.shape, Role.W: rhs_shape},
@@ -196,8 +197,8 @@ def conv_transpose_filter_gradient(
 
 
 def _check_array(name: str, array):
-    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-        raise TypeError(f"{name} must be an array; got {array!r}")
+    if not isinstance(array, jax.Array | np.ndarray) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(f"{name} must be an array of numbers; got {array!r}")
 
 
 def _check_bias(bias, channels: int, types):
@@ -215,6 +216,18 @@ def _check_arrays(**arrays):
     (a, b), types = arrays, [jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays.values()]
     if types[0] != types[1]:
         raise TypeError(f"{a} and {b} must have the same type of elements; got {types[0]} and {types[1]}")
+
+
+def _check_gradient(cotangent, name: str, operand, shape_name: str, shape) -> Shape:
+    """Checks what a gradient is made of and returns the shape of what it is the gradient of."""
+    _check_array("cotangent", cotangent)
+    _check_array(name, operand)
+    try:
+        _result_type(operand.dtype, cotangent.dtype)
+    except TypeError as error:
+        raise TypeError(f"cotangent must have the type of {name}, {operand.dtype}, or one that it may be given as "
+                        f"preferred_element_type; got {cotangent.dtype}") from error
+    return conventions.integers(shape_name, shape, operand.ndim, 0)
 
 
 def _result_type(dtype, preferred_element_type):
@@ -243,7 +256,7 @@ def _forward(role: Role, placement: Placement, lhs, rhs, bias, preferred_element
         out = _with_backward_policy(role, placement, dtype, policy, *sharding.same_varying_axes(lhs, rhs))
     if bias is None:
         return out
-    axis = placement.perms[role][1]
+    axis = placement.perm(role)[1]
     return out + bias.astype(dtype).reshape([channels if i == axis else 1 for i in range(out.ndim)])
 
 
@@ -268,7 +281,8 @@ def _backward(role, placement, dtype, policy, residuals, cotangent):
         given = dict(zip(GIVEN[role], residuals))
         like = given.pop(target)
         given[role] = cotangent
-        return _compute(target, placement, like.dtype, policy.backward, *(given[r] for r in GIVEN[target]))
+        out = _compute(target, placement, like.dtype, policy.backward, *(given[r] for r in GIVEN[target]))
+        return sharding.like(out, jax.typeof(like))
 
     return tuple(map(gradient, GIVEN[role]))
 
@@ -281,5 +295,6 @@ def _gradient(role: Role, placement: Placement, operands, shapes, preferred_elem
     expected = placement.result_shape(Role.X, shapes)
     if operands[Role.X].shape != expected:
         raise ValueError(f"cotangent must have the shape of the result, {expected}; got {operands[Role.X].shape}")
-    a, b = (jnp.asarray(operands[r]) for r in GIVEN[role])
-    return _compute(role, placement, _result_type(a.dtype, preferred_element_type), policy.backward or policy, a, b)
+    primal = Role.W if role is Role.Y else Role.Y
+    dtype = _result_type(operands[primal].dtype, preferred_element_type)
+    return _compute(role, placement, dtype, policy.backward or policy, *(jnp.asarray(operands[r]) for r in GIVEN[role]))

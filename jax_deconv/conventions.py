@@ -23,22 +23,27 @@ from jax_deconv.problem import AXES, Axis, Geometry, Role, letter_sizes, shape
 class Placement:
     """How the caller's arrays hold the canonical tensors.
 
-    `perms[role]` lists, in canonical order, the axes of the caller's array.  A kernel that is
+    `x`, `w` and `y` list, in canonical order, the axes of the caller's arrays.  A kernel that is
     `reversed` has its spatial axes flipped and its leading axes as [G*C, K] instead of [G*K, C].
     """
 
     geometry: Geometry
     groups: int
-    perms: Mapping[Role, tuple[int, ...]]
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
     reversed: bool
 
+    def perm(self, role: Role) -> tuple[int, ...]:
+        return getattr(self, role)
+
     def canonical(self, role: Role, array):
-        array = jnp.transpose(array, self.perms[role])
+        array = jnp.transpose(array, self.perm(role))
         return self._turn(array) if role is Role.W and self.reversed else array
 
     def restore(self, role: Role, array):
         array = self._turn(array) if role is Role.W and self.reversed else array
-        perm = self.perms[role]
+        perm = self.perm(role)
         return jnp.transpose(array, sorted(range(len(perm)), key=perm.__getitem__))
 
     def channels(self, role: Role, rhs_shape) -> int:
@@ -48,13 +53,13 @@ class Placement:
     def result_shape(self, role: Role, shapes: Mapping[Role, Sequence[int]]) -> tuple[int, ...]:
         """The shape of the caller's array for `role`, from the shapes of his two others."""
         dims = shape(role, self._letters(shapes), self.geometry)
-        perm = self.perms[role]
+        perm = self.perm(role)
         return tuple(dims[perm.index(i)] for i in range(len(perm)))
 
     def _letters(self, shapes) -> dict[str, int]:
         canonical = {}
         for role, dims in shapes.items():
-            outer, inner, *spatial = (dims[i] for i in self.perms[role])
+            outer, inner, *spatial = (dims[i] for i in self.perm(role))
             if role is Role.W and self.reversed:
                 outer, inner = inner * self.groups, outer // self.groups
             canonical[role] = (outer, inner, *spatial)
@@ -73,7 +78,7 @@ class Placement:
 
 def integers(name: str, value, length: int, least: int) -> tuple[int, ...]:
     """A sequence of `length` integers, each at least `least`."""
-    expected = f"a sequence of {length} integers >= {least}, one for each spatial axis"
+    expected = f"a sequence of {length} integers >= {least}"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be {expected}; got {value!r}")
     try:
@@ -184,7 +189,7 @@ def lax_conv_transpose(
         else:
             axis = _axis_of_size(axis, padding[i], wanted[i], use_consistent_padding, i)
         axes.append(axis)
-    return Placement(tuple(axes), groups, {Role.Y: dn.lhs_spec, Role.W: dn.rhs_spec, Role.X: dn.out_spec},
+    return Placement(tuple(axes), groups, y=tuple(dn.lhs_spec), w=tuple(dn.rhs_spec), x=tuple(dn.out_spec),
                      reversed=not transpose_kernel)
 
 
@@ -297,5 +302,5 @@ def lax_conv(
                              f"stride {axis.stride}, dilation {axis.dilation}")
         y_size = (padded - axis.extent) // axis.stride + 1
         axes.append(dataclasses.replace(axis, y_size=max(y_size, 0), pad_lo=lo))
-    return Placement(tuple(axes), groups, {Role.X: dn.lhs_spec, Role.W: dn.rhs_spec, Role.Y: dn.out_spec},
+    return Placement(tuple(axes), groups, x=tuple(dn.lhs_spec), w=tuple(dn.rhs_spec), y=tuple(dn.out_spec),
                      reversed=False)

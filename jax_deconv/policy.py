@@ -9,6 +9,7 @@ configuration, then the default.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 
@@ -75,8 +76,8 @@ class Policy:
     def __post_init__(self):
         object.__setattr__(self, "precision", _precision(self.precision))
         for name in ("deterministic", "strict"):
-            if getattr(self, name) not in (None, True, False):
-                raise ValueError(f"{name} must be True, False or None; got {getattr(self, name)!r}")
+            if not isinstance(getattr(self, name), bool | None):
+                raise TypeError(f"{name} must be True, False or None; got {getattr(self, name)!r}")
         for name, allowed in (("autotune", _AUTOTUNE), ("algorithm", _ALGORITHMS)):
             if getattr(self, name) not in (None, *allowed):
                 raise ValueError(f"{name} must be None or one of {allowed}; got {getattr(self, name)!r}")
@@ -89,6 +90,8 @@ class Policy:
     def over(self, outer: Policy) -> Policy:
         """This policy, with what it leaves open taken from `outer`."""
         said = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.backward is not None and outer.backward is not None:
+            said["backward"] = self.backward.over(outer.backward)
         return dataclasses.replace(outer, **{name: v for name, v in said.items() if v is not None})
 
 
@@ -96,11 +99,12 @@ _DEFAULT = Policy(deterministic=False, autotune="full", strict=False)
 _ambient = jax.make_user_context(default_value=None)
 
 
+@contextlib.contextmanager
 def use_policy(policy: Policy):
-    """Context manager: the policy of every call inside that does not say otherwise.
+    """Context manager and decorator: the policy of every call inside that does not say otherwise.
 
-    Contexts nest; what the inner one leaves open the outer one decides.  Functions under `jax.jit`
-    are traced again when it changes.
+    Contexts nest; what the inner one leaves open the outer one decides.  A new thread starts without.
+    Functions under `jax.jit` are traced again when it changes.
 
     >>> import jax, jax.numpy as jnp, jax_deconv
     >>> x, w = jnp.ones((1, 4, 3)), jnp.ones((2, 3, 5))
@@ -111,26 +115,35 @@ def use_policy(policy: Policy):
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"use_policy takes a Policy; got {policy!r}")
-    return _ambient(policy.over(_ambient.value or Policy()))
+    with _ambient(policy.over(_ambient.value or Policy())):
+        yield
+
+
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def _flag(text: str) -> bool:
-    return text.lower() in ("1", "true", "yes", "on")
+    try:
+        return _FLAGS[text.lower()]
+    except KeyError:
+        raise ValueError(f"expected one of {', '.join(_FLAGS)}; got {text!r}") from None
 
 
 def _from_environment() -> Policy:
     """The JAX_DECONV_* variables and the determinism that XLA_FLAGS asks for."""
-    read = {name: os.environ.get(f"JAX_DECONV_{name.upper()}") or None
-            for name in ("precision", "deterministic", "autotune", "workspace_limit", "algorithm", "strict")}
-    try:
-        for name, parse in (("deterministic", _flag), ("strict", _flag), ("workspace_limit", int)):
-            read[name] = None if read[name] is None else parse(read[name])
-        policy = Policy(**read)
-    except ValueError as error:
-        raise ValueError(f"environment variable JAX_DECONV_*: {error}") from error
+    parsers = {"precision": str, "deterministic": _flag, "autotune": str, "workspace_limit": int, "algorithm": str,
+               "strict": _flag}
+    policy = Policy()
+    for name, parse in parsers.items():
+        variable = f"JAX_DECONV_{name.upper()}"
+        if text := os.environ.get(variable):
+            try:
+                policy = Policy(**{name: parse(text)}).over(policy)
+            except ValueError as error:
+                raise ValueError(f"environment variable {variable}={text!r}: {error}") from error
     # JAX offers no accessor for XLA's own flag.
     flags = dict(flag.lstrip("-").partition("=")[::2] for flag in os.environ.get("XLA_FLAGS", "").split())
-    asked = any(_flag(flags.get(name, "false") or "true")
+    asked = any(_FLAGS.get((flags.get(name, "false") or "true").lower(), False)
                 for name in ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"))
     return policy.over(Policy(deterministic=True)) if asked else policy
 

@@ -15,17 +15,17 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_deconv import sharding
+from jax_deconv import _compat, sharding
 from jax_deconv.lowering import select
 from jax_deconv.policy import Policy
-from jax_deconv.problem import AXES, GIVEN, ConvProblem, Geometry, Role, fold_letter, letter_sizes, shape
+from jax_deconv.problem import AXES, GIVEN, ConvProblem, Geometry, Role, fold_letter, letter_sizes, shape, wider
 
 
 def bind(role: Role, operands: Mapping[Role, jax.Array], *, geometry: Geometry, groups: int, dtype,
          policy: Policy) -> jax.Array:
     """Makes the tensor `role` from the two others, with elements of type `dtype`."""
     a, b = (operands[r] for r in GIVEN[role])
-    common = jnp.promote_types(a.dtype, b.dtype)
+    common = wider(a.dtype, b.dtype)
     # A cast makes a weak type strong.
     a, b = sharding.same_varying_axes(*(t if t.dtype == common else t.astype(common) for t in (a, b)))
     return PRIMITIVES[role].bind(a, b, geometry=geometry, groups=groups, dtype=jnp.dtype(dtype), policy=policy)
@@ -79,16 +79,20 @@ def _fold(role: Role, tensor, letter: str, groups: int):
     """[B, ...] -> B becomes the outer part of the letter."""
     axis, outside = _place(role, letter, groups)
     size, *dims = tensor.shape
-    tensor = tensor.reshape(size, *dims[:axis], outside, dims[axis] // outside, *dims[axis + 1:])
-    return jnp.moveaxis(tensor, 0, axis + 1).reshape(*dims[:axis], size * dims[axis], *dims[axis + 1:])
+    # Axes of extent 1 are left out: reshapes of sharded arrays know fewer of them.
+    outer = [] if outside == 1 else [outside]
+    tensor = tensor.reshape(size, *dims[:axis], *outer, dims[axis] // outside, *dims[axis + 1:])
+    tensor = jnp.moveaxis(tensor, 0, axis + len(outer))
+    return tensor.reshape(*dims[:axis], size * dims[axis], *dims[axis + 1:])
 
 
 def _unfold(role: Role, tensor, dims, letter: str, groups: int):
     """The inverse of `_fold`; `dims` is the shape to return to."""
     axis, outside = _place(role, letter, groups)
     size, *rest = dims
-    tensor = tensor.reshape(*rest[:axis], outside, size, rest[axis] // outside, *rest[axis + 1:])
-    return jnp.moveaxis(tensor, axis + 1, 0).reshape(dims)
+    outer = [] if outside == 1 else [outside]
+    tensor = tensor.reshape(*rest[:axis], *outer, size, rest[axis] // outside, *rest[axis + 1:])
+    return jnp.moveaxis(tensor, axis + len(outer), 0).reshape(dims)
 
 
 def _lower(role: Role, platform: str | None, ctx, a, b, *, geometry, groups, dtype, policy):
@@ -103,12 +107,12 @@ def _lower(role: Role, platform: str | None, ctx, a, b, *, geometry, groups, dty
 
 def _define(role: Role) -> Primitive:
     primitive = Primitive(f"conv_{role}")
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames=("geometry", "groups", "dtype", "policy")))
+    primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract, role))
     ad.defbilinear(primitive, *(functools.partial(_transpose, role, operand) for operand in GIVEN[role]))
     batching.primitive_batchers[primitive] = functools.partial(_batch, role)
     mlir.register_lowering(primitive, functools.partial(_lower, role, None))
-    sharding.require_devices(primitive)
+    _compat.require_devices(primitive)
     for platform in ("cpu", "cuda"):
         mlir.register_lowering(primitive, functools.partial(_lower, role, platform), platform=platform)
     return primitive

@@ -35,6 +35,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -62,6 +63,22 @@ GIVEN: Mapping[Role, tuple[Role, Role]] = {
     Role.Y: (Role.X, Role.W),
     Role.W: (Role.X, Role.Y),
 }
+
+
+def wider(a, b) -> np.dtype:
+    """Of two types that lax lets meet in a convolution, the one that loses nothing.
+
+    JAX's promotion would widen integers to floats, and know no way from float8 to float32.
+    """
+    a, b = np.dtype(a), np.dtype(b)
+    kinds = [jnp.issubdtype(t, jnp.inexact) for t in (a, b)]
+    if a == b or kinds[0] > kinds[1]:
+        return a
+    if kinds[0] < kinds[1]:
+        return b
+    if a.itemsize != b.itemsize:
+        return a if a.itemsize > b.itemsize else b
+    return np.dtype(np.float32) if kinds[0] else a
 
 
 def letters(role: Role) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 from jax import lax
-from jax._src import dispatch  # no public way to ask for the devices while a primitive is lowered
 from jax.experimental.custom_partitioning import (
     ArrayMapping,
     CompoundFactor,
@@ -24,15 +23,11 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from jax_deconv import _compat
 from jax_deconv.problem import AXES, GIVEN, ConvProblem, Role, letter_sizes, letters
 
 # Mesh axes by letter, e.g. {"N": ("data",)}.
 Split = dict[str, tuple[str, ...]]
-
-
-def require_devices(primitive) -> None:
-    """`partitioned` works only in primitives that have asked for their devices."""
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 # ---- letters and specs ---------------------------------------------------------------------------------
@@ -134,15 +129,11 @@ def partitioned(compute: Callable[..., Callable], problem: ConvProblem, context)
     if alone or exported:
         return function
 
-    def split_of(operands, result) -> Split:
-        shardings = dict(zip(GIVEN[problem.role], (t.sharding for t in operands)))
-        shardings[problem.role] = result.sharding
-        specs = {r: s.spec for r, s in shardings.items() if isinstance(s, NamedSharding)}
-        mesh_shape = next((s.mesh.shape for s in shardings.values() if isinstance(s, NamedSharding)), {})
-        return _split(specs, problem.sizes, mesh_shape)
-
     def partition(mesh, operands, result):
-        split = split_of(operands, result)
+        tensors = dict(zip((*GIVEN[problem.role], problem.role), (*operands, result)))
+        specs = {r: _compat.spec_of(t.sharding, t.ndim, mesh) for r, t in tensors.items() if t.sharding is not None}
+        # What no spec can say, as when part of a mesh axis splits the groups and the rest what they hold, stays whole.
+        split = _split({r: spec for r, spec in specs.items() if spec is not None}, problem.sizes, mesh.shape)
         part = {letter: size // math.prod(mesh.shape[name] for name in split.get(letter, ()))
                 for letter, size in problem.sizes.items()}
         local = compute(dataclasses.replace(problem, **part), may_time=False)
@@ -163,5 +154,6 @@ def partitioned(compute: Callable[..., Callable], problem: ConvProblem, context)
         return partition(mesh, operands, result)[2]
 
     wrapped = custom_partitioning(lambda a, b: function(a, b))
-    wrapped.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(problem))
+    wrapped.def_partition(partition, infer_sharding_from_operands=infer, decode_shardings=False,
+                          sharding_rule=_rule(problem))
     return wrapped

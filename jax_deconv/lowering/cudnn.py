@@ -18,7 +18,7 @@ from jax import lax
 from jax_deconv import _ffi
 from jax_deconv.lowering import core
 from jax_deconv.lowering.plan import Plan
-from jax_deconv.problem import GIVEN, ConvProblem, Role
+from jax_deconv.problem import GIVEN, ConvProblem, Role, wider
 
 #: The workspace of calls whose plan is chosen when they run, in bytes.
 DEFAULT_WORKSPACE = 64 << 20
@@ -56,7 +56,7 @@ def build(problem: ConvProblem, policy, plan: Plan | None = None) -> Callable:
 
     def summed(a, b):
         pairs = zip(jnp.split(a, chunks), jnp.split(b, chunks))
-        return functools.reduce(jnp.add, (call(*pair).astype(_promote(wide, jnp.float32)) for pair in pairs))
+        return functools.reduce(jnp.add, (call(*pair).astype(wider(wide, jnp.float32)) for pair in pairs))
 
     inner = part.wrap(summed if chunks > 1 else call)
     return lambda a, b: inner(a.astype(wide), b.astype(wide)).astype(problem.out_dtype)
@@ -69,7 +69,7 @@ def _part(problem: ConvProblem) -> tuple[core.Core, int]:
     engine, and no data gradient.  For filter gradients of more than 2**31 elements it has an engine that
     takes 500 times too long: they are sums over parts of the batch.
     """
-    wide = _promote(problem.dtype, problem.out_dtype)
+    wide = wider(problem.dtype, problem.out_dtype)
     chunks = 1
     part = core.split(dataclasses.replace(problem, dtype=wide, out_dtype=wide))
     if problem.role is Role.W:
@@ -78,10 +78,6 @@ def _part(problem: ConvProblem) -> tuple[core.Core, int]:
         chunks = next((n for n in divisors if largest // n < 2**31), problem.N)
         part = dataclasses.replace(part, problem=dataclasses.replace(part.problem, N=problem.N // chunks))
     return part, chunks
-
-
-def _promote(*dtypes) -> np.dtype:
-    return np.dtype(jnp.promote_types(*dtypes))
 
 
 def default_plan(policy) -> Plan:

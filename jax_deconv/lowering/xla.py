@@ -47,6 +47,8 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
     """
     kernel, stride = (math.prod(getattr(v, name) for v in p.geometry) for name in ("kernel", "stride"))
     positions = p.N * math.prod(v.y_size for v in p.geometry) if isinstance(p.N, int) else math.inf
+    if not (isinstance(p.C, int) and isinstance(p.K, int)):
+        return _dots(p, positions)  # symbolic: nothing to weigh
     if p.C == p.K == 1 and p.G > 1:
         return forms.depthwise
     dots = _dots(p, positions)
