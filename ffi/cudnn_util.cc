@@ -42,7 +42,7 @@ struct Libraries {
   Cudnn cudnn_functions;
   Library driver{"libcuda.so.1", "", ""};
   Library cudnn{"libcudnn.so.9", "", ""};
-  Library cublas{"libcublasLt", "", "not looked for: there is no cuDNN"};
+  Library cublas{"libcublasLt", "", "only looked for beside cuDNN"};
 
   Libraries() {
     LoadDriver();
