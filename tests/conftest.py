@@ -48,6 +48,18 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+# Most of the suite's time is compilation, and few tests depend on what XLA makes of a program.
+jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def optimized():
+    """XLA's optimizations, for tests that read programs."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture
 def x64():
     with jax.enable_x64(True):

@@ -25,6 +25,7 @@ from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 
 PLUGIN = any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13))
 pytestmark = [
+    pytest.mark.usefixtures("optimized"),
     pytest.mark.skipif(not PLUGIN, reason="NOTHING COMPILED FOR A GPU: install jax-cuda12-plugin and "
                                           "jax-cuda12-pjrt"),
     pytest.mark.skipif(_ffi.native is None, reason=f"NOTHING COMPILED FOR A GPU: {_ffi.available()}"),

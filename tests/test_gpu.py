@@ -12,7 +12,7 @@ import pytest
 
 import jax_deconv
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimized")]
 
 STRICT = jax_deconv.Policy(strict=True, autotune="off")
 # Of the norm of the error to that of the result: rounding of the result and of TF32's operands.

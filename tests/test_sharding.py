@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_deconv
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 

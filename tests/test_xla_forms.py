@@ -110,7 +110,7 @@ def test_rounds_once():
 
 
 @pytest.mark.parametrize("role", [Role.X, Role.Y], ids=str)
-def test_channels_last_code_is_not_transposed(role):
+def test_channels_last_code_is_not_transposed(role, optimized):
     """The transposes between user code and the canonical layout cancel."""
     problem = ConvProblem(role, 2, 1, 16, 24, (Axis(32, 16, 4, 2, 1, 1),) * 2, jnp.dtype("float32"),
                           jnp.dtype("float32"))
