@@ -61,8 +61,8 @@ class Policy:
     Example:
 
     >>> import jax_deconv
-    >>> jax_deconv.Policy(precision="highest").precision
-    <Precision.HIGHEST: 2>
+    >>> jax_deconv.Policy(precision="highest").precision.name
+    'HIGHEST'
     """
 
     precision: lax.Precision | str | tuple | None = None
