@@ -57,10 +57,11 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
     overlap = kernel > stride and forms.can_split(p)
     if p.role is Role.X:
         narrow = p.C * stride <= 8  # products of a few columns each
-        if p.rank < 3 and narrow or p.rank == 2 and kernel <= forms.UNROLL and positions < 128:
-            return forms.conv  # which reads the kernel as the user stored it; dots copy it
-        # With few channels to sum over, adding up the overlapping results outweighs the products.
-        return forms.split_conv if overlap and not narrow and p.K < 128 and _waste(p) < 1.5 else dots
+        if overlap and not narrow and p.K < 128 and _waste(p) < 1.5:
+            return forms.split_conv  # few channels to sum over: adding what overlaps outweighs the products
+        alike = p.rank == 2 and kernel <= forms.UNROLL and (positions < 128 or _waste(p) > 1.25)
+        # Where dots gain little, `conv`: it reads the kernel as the user stored it, and they copy it.
+        return forms.conv if alike or narrow and p.rank < 3 else dots
     if positions < 256 and kernel <= forms.UNROLL:
         return forms.taps  # both copy the kernel here, and dots less of it at a time
     if p.rank == 3 or not overlap:
