@@ -12,19 +12,25 @@ import jax.numpy as jnp
 
 from jax_deconv import tuning
 from jax_deconv.lowering import core, cudnn, xla
+from jax_deconv.lowering.epilogue import Epilogue
 from jax_deconv.policy import Policy
 from jax_deconv.problem import ConvProblem, Role
 
 
-def build(problem: ConvProblem, *, policy: Policy, platform: str | None, may_time: bool = False) -> Callable:
-    """A function of the two operands, for one device of the platform.
+def build(problem: ConvProblem, *, policy: Policy, platform: str | None, may_time: bool = False,
+          epilogue: Epilogue | None = None) -> Callable:
+    """A function of the two operands and of what the epilogue takes, for one device of the platform.
 
     Args:
       problem: what that device computes.
       policy: complete.
       platform: "cpu", "cuda" or None for any other.
       may_time: whether candidates may be run here and now to find the fastest.
+      epilogue: what follows in the same call.
     """
+    if epilogue is not None:
+        linear = functools.partial(build, policy=policy, platform=platform, may_time=may_time)
+        return epilogue.after(linear, problem, platform)
     empty = any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None
     if not empty and policy.algorithm != "xla":
         reason = cudnn.why_not(problem, policy) if platform == "cuda" else "it needs an NVIDIA GPU"
