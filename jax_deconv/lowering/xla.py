@@ -33,7 +33,7 @@ def _dots(p: ConvProblem, positions) -> Callable:
     another order costs as much as they do.
     """
     few = math.prod(v.kernel for v in p.geometry) <= forms.UNROLL
-    if not forms.can_split(p) or few and (_waste(p) > 1.25 or positions <= 32):
+    if not forms.can_split(p) or few and (_waste(p) > 1.25 or positions <= 32 and p.role is not Role.W):
         return forms.taps
     return forms.split_taps
 
@@ -62,8 +62,8 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
         alike = p.rank == 2 and kernel <= forms.UNROLL and (positions < 128 or _waste(p) > 1.25)
         # Where dots gain little, `conv`: it reads the kernel as the user stored it, and they copy it.
         return forms.conv if alike or narrow and p.rank < 3 else dots
-    if positions < 256 and kernel <= forms.UNROLL:
-        return forms.taps  # both copy the kernel here, and dots less of it at a time
+    if positions < 256:  # both copy the kernel here, and dots less of it at a time
+        return forms.taps if kernel <= forms.UNROLL else dots
     if p.rank == 3 or not overlap:
         return dots
     return forms.split_conv if kernel > 512 else forms.conv
