@@ -23,6 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_deconv.problem import wider
+
+
+def compute_dtype(dtype) -> np.dtype:
+    """The type to compute in what is then rounded, once, to `dtype`: float32 for narrow floats."""
+    return wider(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype)
+
 
 def _clip(x, lo, hi):
     return lax.clamp(jnp.asarray(lo, x.dtype), x, jnp.asarray(hi, x.dtype))
@@ -76,7 +83,9 @@ class Activation:
     parameters: tuple[float, ...] = ()
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _TABLE[self.name].function(x, *self.parameters)
+        """Of its argument's type; narrow floats are rounded once."""
+        x = jnp.asarray(x)
+        return _TABLE[self.name].function(x.astype(compute_dtype(x.dtype)), *self.parameters).astype(x.dtype)
 
     @property
     def from_output(self) -> bool:
@@ -86,17 +95,18 @@ class Activation:
     def push(self, saved: jax.Array, tangent: jax.Array) -> jax.Array:
         """The tangent of the result; `saved` is the result where `from_output`, else what it is made of.
 
-        Differentiable to any order, and linear in `tangent`: of this, reverse mode keeps `saved` alone.
+        Computed in the type of `tangent`.  Differentiable to any order and linear in `tangent`, of which reverse
+        mode keeps `saved` alone.
         """
         row = _TABLE[self.name]
 
         def push(saved, tangent):
+            saved = saved.astype(tangent.dtype)
             if row.push is None:
                 return jax.jvp(self, (saved,), (tangent,))[1]
             return row.push(saved, tangent, *self.parameters)
 
-        # Else the slope would be kept, one more array as large as the result.  It costs less than reading one,
-        # and XLA may merge it with its neighbours as it likes.
+        # Else reverse mode would keep the slope, too, which costs less to compute than to read.
         return jax.checkpoint(push, prevent_cse=False)(saved, tangent)
 
     @property

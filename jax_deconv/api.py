@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_deconv import conventions, primitives, sharding
+from jax_deconv import activations, conventions, primitives, sharding
+from jax_deconv.activations import Activation, compute_dtype
 from jax_deconv.conventions import Placement
 from jax_deconv.policy import Policy, resolve
-from jax_deconv.problem import GIVEN, Role
+from jax_deconv.problem import GIVEN, Role, wider
 
 Shape = Sequence[int]
 
@@ -25,7 +26,8 @@ def conv_transpose(
     dimension_numbers=None, transpose_kernel: bool = False, precision=None, preferred_element_type=None,
     use_consistent_padding: bool = False, *, feature_group_count: int = 1,
     output_padding: Sequence[int] | None = None, output_shape: Sequence[int] | None = None,
-    bias: jax.Array | None = None, policy: Policy | None = None,
+    bias: jax.Array | None = None, residual: jax.Array | None = None, activation=None,
+    policy: Policy | None = None,
 ) -> jax.Array:
     """Transposed convolution, a drop-in for `jax.lax.conv_transpose`.
 
@@ -57,14 +59,21 @@ def conv_transpose(
         is the transpose of the convolution from that size with that padding; with pairs the low side
         stays and the high side follows.
       bias: ``[C_out]``, added to the result.
+      residual: an array of the result's shape and axis order, added to it.
+      activation: what is applied to the sum: a name (``'relu'``, ``'leaky_relu'``, ``'elu'``, ``'gelu'``,
+        ``'gelu_exact'``, ``'silu'``, ``'tanh'``, ``'sigmoid'``, ``'relu6'``), one with parameters from
+        `jax_deconv.activations`, or any function of an array.  Of those in the set the backward pass
+        keeps one array, the result itself where that tells the slope.
       policy: how the result and its gradients may be computed; see `Policy`.
 
     Returns:
-      The result, with ``C_out`` channels, in the axis order that `dimension_numbers` names.
+      ``activation(convolution + bias + residual)``, with ``C_out`` channels, in the axis order that
+      `dimension_numbers` names.  16-bit sums are added and activated in float32.
 
     Raises:
       ValueError, TypeError: an argument is of the wrong kind or does not fit the others; `output_shape`
-        is not a size that the convolution takes back to that of `lhs`; or the result's size is negative.
+        is not a size that the convolution takes back to that of `lhs`; the result's size is negative; or
+        the activation is not defined for its type (integers have relu, relu6 and clipped; complex none).
 
     Example:
 
@@ -83,14 +92,15 @@ def conv_transpose(
         lhs.shape, rhs.shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
-    return _forward(Role.X, placement, lhs, rhs, bias, preferred_element_type, resolve(policy, precision))
+    return _forward(Role.X, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
+                    preferred_element_type=preferred_element_type, policy=resolve(policy, precision))
 
 
 def conv(
     lhs: jax.Array, rhs: jax.Array, window_strides: Sequence[int], padding,
     rhs_dilation: Sequence[int] | None = None, dimension_numbers=None, precision=None,
     preferred_element_type=None, *, feature_group_count: int = 1, bias: jax.Array | None = None,
-    policy: Policy | None = None,
+    residual: jax.Array | None = None, activation=None, policy: Policy | None = None,
 ) -> jax.Array:
     """Convolution, as `jax.lax.conv_general_dilated` without a dilation of the input.
 
@@ -101,15 +111,16 @@ def conv(
       rhs: kernel of rank ``n + 2``; by default ``[C_out, C_in / groups, *kernel]``.
       window_strides: `n` integers >= 1.
       padding: ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'`` or `n` (low, high) pairs; negative numbers crop.
-      rhs_dilation, precision, preferred_element_type, feature_group_count, bias, policy: as in
-        `conv_transpose`.
+      rhs_dilation, precision, preferred_element_type, feature_group_count, bias, residual, activation,
+        policy: as in `conv_transpose`.
       dimension_numbers: default ``('NCHW', 'OIHW', 'NCHW')`` for n = 2.
 
     Returns:
-      The result, with ``C_out`` channels.
+      ``activation(convolution + bias + residual)``, with ``C_out`` channels.
 
     Raises:
-      ValueError, TypeError: an argument is of the wrong kind or does not fit the others.
+      ValueError, TypeError: an argument is of the wrong kind or does not fit the others, or the activation
+        is not defined for the type of the result.
 
     Example:
 
@@ -121,7 +132,8 @@ def conv(
     _check_arrays(lhs=lhs, rhs=rhs)
     placement = conventions.lax_conv(lhs.shape, rhs.shape, window_strides, padding, rhs_dilation,
                                      dimension_numbers, feature_group_count=feature_group_count)
-    return _forward(Role.Y, placement, lhs, rhs, bias, preferred_element_type, resolve(policy, precision))
+    return _forward(Role.Y, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
+                    preferred_element_type=preferred_element_type, policy=resolve(policy, precision))
 
 
 def conv_transpose_data_gradient(
@@ -129,20 +141,24 @@ def conv_transpose_data_gradient(
     rhs_dilation: Sequence[int] | None = None, dimension_numbers=None, transpose_kernel: bool = False,
     precision=None, preferred_element_type=None, use_consistent_padding: bool = False, *,
     feature_group_count: int = 1, output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None, policy: Policy | None = None,
+    output_shape: Sequence[int] | None = None, accumulate_into: jax.Array | None = None,
+    policy: Policy | None = None,
 ) -> jax.Array:
     """The gradient of `conv_transpose` in lhs: what `jax.vjp` gives for `cotangent`.
 
     Args:
       cotangent: of the shape of the result.
       lhs_shape: the shape of lhs.
+      accumulate_into: an array of shape `lhs_shape` to add the gradient to, of the gradient's type or a
+        wider one.  Donated to `jax.jit`, or carried through a loop, it is updated in place.
       rhs and the others: as in `conv_transpose`; `preferred_element_type` is the type of the gradient.
 
     Returns:
-      An array of shape `lhs_shape`.
+      An array of shape `lhs_shape`: the gradient, or ``accumulate_into + gradient``.
 
     Raises:
-      ValueError, TypeError: as in `conv_transpose`, or `cotangent` has another shape than the result.
+      ValueError, TypeError: as in `conv_transpose`; `cotangent` has another shape than the result, or
+        `accumulate_into` another one than the gradient, or a type that does not hold it.
 
     Example:
 
@@ -157,7 +173,7 @@ def conv_transpose_data_gradient(
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
     return _gradient(Role.Y, placement, {Role.X: cotangent, Role.W: rhs}, {Role.Y: lhs_shape, Role.W: rhs.shape},
-                     preferred_element_type, resolve(policy, precision))
+                     preferred_element_type, accumulate_into, resolve(policy, precision))
 
 
 def conv_transpose_filter_gradient(
@@ -165,20 +181,24 @@ def conv_transpose_filter_gradient(
     rhs_dilation: Sequence[int] | None = None, dimension_numbers=None, transpose_kernel: bool = False,
     precision=None, preferred_element_type=None, use_consistent_padding: bool = False, *,
     feature_group_count: int = 1, output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None, policy: Policy | None = None,
+    output_shape: Sequence[int] | None = None, accumulate_into: jax.Array | None = None,
+    policy: Policy | None = None,
 ) -> jax.Array:
     """The gradient of `conv_transpose` in rhs: what `jax.vjp` gives for `cotangent`.
 
     Args:
       cotangent: of the shape of the result.
       rhs_shape: the shape of rhs.
+      accumulate_into: an array of shape `rhs_shape` to add the gradient to, of the gradient's type or a
+        wider one.  Donated to `jax.jit`, or carried through a loop, it is updated in place.
       lhs and the others: as in `conv_transpose`; `preferred_element_type` is the type of the gradient.
 
     Returns:
-      An array of shape `rhs_shape`.
+      An array of shape `rhs_shape`: the gradient, or ``accumulate_into + gradient``.
 
     Raises:
-      ValueError, TypeError: as in `conv_transpose`, or `cotangent` has another shape than the result.
+      ValueError, TypeError: as in `conv_transpose`; `cotangent` has another shape than the result, or
+        `accumulate_into` another one than the gradient, or a type that does not hold it.
 
     Example:
 
@@ -193,7 +213,7 @@ def conv_transpose_filter_gradient(
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
     return _gradient(Role.W, placement, {Role.X: cotangent, Role.Y: lhs}, {Role.Y: lhs.shape, Role.W: rhs_shape},
-                     preferred_element_type, resolve(policy, precision))
+                     preferred_element_type, accumulate_into, resolve(policy, precision))
 
 
 def _check_array(name: str, array):
@@ -201,13 +221,13 @@ def _check_array(name: str, array):
         raise TypeError(f"{name} must be an array of numbers; got {array!r}")
 
 
-def _check_bias(bias, channels: int, types):
-    _check_array("bias", bias)
-    if bias.shape != (channels,):
-        raise ValueError(f"bias must have shape {(channels,)}, one for each channel of the result; got {bias.shape}")
-    if jax.dtypes.canonicalize_dtype(bias.dtype) not in types:
-        raise TypeError(f"bias must have the type of lhs or of the result ({', '.join(map(str, types))}); "
-                        f"got {bias.dtype}")
+def _check_addend(name: str, array, shape: Shape, meaning: str, types):
+    _check_array(name, array)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have {meaning}, {shape}; got {array.shape}")
+    if jax.dtypes.canonicalize_dtype(array.dtype) not in types:
+        raise TypeError(f"{name} must have the type of lhs or of the result ({', '.join(map(str, types))}); "
+                        f"got {array.dtype}")
 
 
 def _check_arrays(**arrays):
@@ -243,58 +263,110 @@ def _result_type(dtype, preferred_element_type):
                         f"{error}") from error
 
 
-def _forward(role: Role, placement: Placement, lhs, rhs, bias, preferred_element_type, policy: Policy):
+def _forward(role: Role, placement: Placement, lhs, rhs, *, policy: Policy, bias=None, residual=None,
+             activation=None, preferred_element_type=None):
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     dtype = _result_type(lhs.dtype, preferred_element_type)
-    channels = placement.channels(role, rhs.shape)
+    types = tuple(dict.fromkeys((lhs.dtype, dtype)))
     if bias is not None:
-        _check_bias(bias, channels, (lhs.dtype, dtype))
+        _check_addend("bias", bias, (placement.channels(role, rhs.shape),),
+                      "one number for each channel of the result", types)
+        bias = jnp.asarray(bias, dtype)
+    if residual is not None:
+        expected = placement.result_shape(role, dict(zip(GIVEN[role], (lhs.shape, rhs.shape))))
+        _check_addend("residual", residual, expected, "the shape of the result", types)
+        residual = jnp.asarray(residual, dtype)
+    activation = activations.resolve(activation)
+    function = None
+    if isinstance(activation, Activation):
+        activation.check(dtype)
+    else:
+        activation, function = None, activation
+    operands = [lhs, rhs, bias, residual]
     if policy.backward is None:
-        out = _compute(role, placement, dtype, policy, lhs, rhs)
+        out = _compute(role, placement, dtype, policy, activation, *operands)
     else:
         # A custom_vjp's gradients vary over the axes that its operands vary over: cast before it.
-        out = _with_backward_policy(role, placement, dtype, policy, *sharding.same_varying_axes(lhs, rhs))
-    if bias is None:
-        return out
-    axis = placement.perm(role)[1]
-    return out + bias.astype(dtype).reshape([channels if i == axis else 1 for i in range(out.ndim)])
+        there = [i for i, t in enumerate(operands) if t is not None]
+        for i, t in zip(there, sharding.same_varying_axes(*(operands[i] for i in there))):
+            operands[i] = t
+        out = _with_backward_policy(role, placement, dtype, policy, activation, *operands)
+    return out if function is None else function(out)
 
 
-def _compute(role: Role, placement: Placement, dtype, policy: Policy, a, b):
-    """Makes `role` from the caller's two operands, in the caller's layout."""
+def _compute(role: Role, placement: Placement, dtype, policy: Policy, activation: Activation | None, a, b,
+             bias=None, residual=None):
+    """Makes `role` from the caller's operands, in the caller's layout."""
     operands = {r: placement.canonical(r, t) for r, t in zip(GIVEN[role], (a, b))}
+    if residual is not None:
+        residual = placement.canonical(role, residual)
     out = primitives.bind(role, operands, geometry=placement.geometry, groups=placement.groups, dtype=dtype,
-                          policy=dataclasses.replace(policy, backward=None))
+                          policy=dataclasses.replace(policy, backward=None), bias=bias, residual=residual,
+                          activation=activation)
     return placement.restore(role, out)
 
 
 # The one place where the backward pass is meant to differ from the derivative of the forward computation.
-_with_backward_policy = jax.custom_vjp(_compute, nondiff_argnums=(0, 1, 2, 3))
+_with_backward_policy = jax.custom_vjp(_compute, nondiff_argnums=(0, 1, 2, 3, 4))
 
 
-def _backward_forward(role, placement, dtype, policy, a, b):
-    return _compute(role, placement, dtype, policy, a, b), (a, b)
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Types:
+    """The types of a bias and a residual, of which the backward pass needs nothing else."""
+
+    bias: jax.core.ShapedArray | None
+    residual: jax.core.ShapedArray | None
 
 
-def _backward(role, placement, dtype, policy, residuals, cotangent):
+def _backward_forward(role, placement, dtype, policy, activation, a, b, bias, residual):
+    fused = activation is None or activation.from_output
+    saved = _compute(role, placement, dtype, policy, activation if fused else None, a, b, bias, residual)
+    types = _Types(*(t if t is None else jax.typeof(t) for t in (bias, residual)))
+    return saved if fused else activation(saved), (a, b, None if activation is None else saved, types)
+
+
+def _backward(role, placement, dtype, policy, activation, residuals, cotangent):
+    *operands, saved, types = residuals
+    wide = cotangent.astype(compute_dtype(dtype))
+    if activation is not None:
+        wide = activation.push(saved, wide)  # its own transpose
+    cotangent = wide.astype(dtype)
+
     def gradient(target: Role):
-        given = dict(zip(GIVEN[role], residuals))
+        given = dict(zip(GIVEN[role], operands))
         like = given.pop(target)
         given[role] = cotangent
-        out = _compute(target, placement, like.dtype, policy.backward, *(given[r] for r in GIVEN[target]))
+        out = _compute(target, placement, like.dtype, policy.backward, None, *(given[r] for r in GIVEN[target]))
         return sharding.like(out, jax.typeof(like))
 
-    return tuple(map(gradient, GIVEN[role]))
+    channels = placement.perm(role)[1]
+    bias = types.bias and sharding.like(
+        wide.sum([i for i in range(wide.ndim) if i != channels]).astype(dtype), types.bias)
+    residual = types.residual and sharding.like(cotangent, types.residual)
+    return *map(gradient, GIVEN[role]), bias, residual
 
 
 _with_backward_policy.defvjp(_backward_forward, _backward)
 
 
-def _gradient(role: Role, placement: Placement, operands, shapes, preferred_element_type, policy: Policy):
-    """One of the two gradients of the transposed convolution that takes `shapes` to the cotangent."""
-    expected = placement.result_shape(Role.X, shapes)
-    if operands[Role.X].shape != expected:
-        raise ValueError(f"cotangent must have the shape of the result, {expected}; got {operands[Role.X].shape}")
-    primal = Role.W if role is Role.Y else Role.Y
+def _gradient(role: Role, placement: Placement, operands, shapes, preferred_element_type, accumulate_into,
+              policy: Policy, name: str = "cotangent"):
+    """One of the two gradients of the operation that takes `shapes` to the cotangent, which is called `name`."""
+    (made,) = set(Role) - set(shapes)
+    expected = placement.result_shape(made, shapes)
+    if operands[made].shape != expected:
+        raise ValueError(f"{name} must have the shape of the result, {expected}; got {operands[made].shape}")
+    (primal,) = set(operands) - {made}
     dtype = _result_type(operands[primal].dtype, preferred_element_type)
-    return _compute(role, placement, dtype, policy.backward or policy, *(jnp.asarray(operands[r]) for r in GIVEN[role]))
+    if accumulate_into is not None:
+        _check_array("accumulate_into", accumulate_into)
+        if accumulate_into.shape != tuple(shapes[role]):
+            raise ValueError(f"accumulate_into must have the shape of the gradient, {tuple(shapes[role])}; "
+                             f"got {accumulate_into.shape}")
+        into = jax.dtypes.canonicalize_dtype(accumulate_into.dtype)
+        if wider(dtype, into) != into:
+            raise TypeError(f"accumulate_into must have a type that holds the gradient's, {dtype}; got {into}")
+    out = _compute(role, placement, dtype, policy.backward or policy, None,
+                   *(jnp.asarray(operands[r]) for r in GIVEN[role]))
+    return out if accumulate_into is None else jnp.asarray(accumulate_into) + out.astype(into)

@@ -1,12 +1,13 @@
 # Copyright 2026 The jax_deconv authors
 # SPDX-License-Identifier: Apache-2.0
-"""The three linear primitives, one per role, and their rules; all from the letters in `problem.AXES`.
+"""The three linear primitives, one per role, the fused one, and their rules; all from the letters in `problem.AXES`.
 
 Operands and results are canonical: channels-first, kernels [G*K, C, *R], geometry as integers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 
@@ -16,19 +17,34 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_deconv import _compat, sharding
+from jax_deconv.activations import Activation, compute_dtype
 from jax_deconv.lowering import select
+from jax_deconv.lowering.epilogue import Epilogue, add
 from jax_deconv.policy import Policy
 from jax_deconv.problem import AXES, GIVEN, ConvProblem, Geometry, Role, fold_letter, letter_sizes, shape, wider
 
 
-def bind(role: Role, operands: Mapping[Role, jax.Array], *, geometry: Geometry, groups: int, dtype,
-         policy: Policy) -> jax.Array:
-    """Makes the tensor `role` from the two others, with elements of type `dtype`."""
+def bind(role: Role, operands: Mapping[Role, jax.Array], *, geometry: Geometry, groups: int, dtype, policy: Policy,
+         bias: jax.Array | None = None, residual: jax.Array | None = None,
+         activation: Activation | None = None) -> jax.Array:
+    """Makes the tensor `role` from the two others, with elements of type `dtype`: activation(it + bias + residual).
+
+    `bias` has one number for each channel of that tensor, `residual` its shape; both are of type `dtype`.
+    """
     a, b = (operands[r] for r in GIVEN[role])
     common = wider(a.dtype, b.dtype)
     # A cast makes a weak type strong.
-    a, b = sharding.same_varying_axes(*(t if t.dtype == common else t.astype(common) for t in (a, b)))
-    return PRIMITIVES[role].bind(a, b, geometry=geometry, groups=groups, dtype=jnp.dtype(dtype), policy=policy)
+    operands = (t if t.dtype == common else t.astype(common) for t in (a, b))
+    arrays = (t for t in (bias, residual) if t is not None)
+    return _bind(role, Epilogue(bias is not None, residual is not None, activation),
+                 *sharding.same_varying_axes(*operands, *arrays),
+                 geometry=geometry, groups=groups, dtype=jnp.dtype(dtype), policy=policy)
+
+
+def _bind(role: Role, epilogue: Epilogue | None, *operands, **params):
+    if epilogue in (None, Epilogue()):
+        return PRIMITIVES[role].bind(*operands, **params)
+    return conv_fused_p.bind(*operands, role=role, epilogue=epilogue, **params)
 
 
 def _abstract(role: Role, a, b, *, geometry, groups, dtype, policy):
@@ -53,8 +69,8 @@ def _transpose(role: Role, operand: Role, cotangent, a, b, *, geometry, groups, 
     return sharding.like(out, target)
 
 
-def _batch(role: Role, args, dims, *, geometry, groups, dtype, policy):
-    """Folds the mapped axis into the letter that the mapped tensors share."""
+def _batch(role: Role, args, dims, *, geometry, groups, dtype, policy, arrays=(), epilogue=None):
+    """Folds the mapped axis into the letter that the mapped tensors share; `arrays` of an epilogue have it folded."""
     mapped = {r: d for r, d in zip(GIVEN[role], dims) if d is not None}
     letter = fold_letter(frozenset({role, *mapped}))
     tensors = {r: jnp.moveaxis(t, mapped[r], 0) if r in mapped else t for r, t in zip(GIVEN[role], args)}
@@ -64,8 +80,8 @@ def _batch(role: Role, args, dims, *, geometry, groups, dtype, policy):
     if isinstance(size, int) and size == 0:
         return jnp.zeros((0, *result), dtype), 0
     operands = (_fold(r, t, letter, groups) if r in mapped else t for r, t in tensors.items())
-    out = PRIMITIVES[role].bind(*operands, geometry=geometry, groups=groups * size if letter == "G" else groups,
-                                dtype=dtype, policy=policy)
+    out = _bind(role, epilogue, *operands, *arrays, geometry=geometry, dtype=dtype, policy=policy,
+                groups=groups * size if letter == "G" else groups)
     return _unfold(role, out, (size, *result), letter, groups), 0
 
 
@@ -95,28 +111,118 @@ def _unfold(role: Role, tensor, dims, letter: str, groups: int):
     return jnp.moveaxis(tensor, axis + len(outer), 0).reshape(dims)
 
 
-def _lower(role: Role, platform: str | None, ctx, a, b, *, geometry, groups, dtype, policy):
+def _lower(role: Role, platform: str | None, ctx, *operands, geometry, groups, dtype, policy, epilogue=None):
     shapes = {r: aval.shape for r, aval in zip(GIVEN[role], ctx.avals_in)}
     problem = ConvProblem.of(role, shapes, groups, geometry, ctx.avals_in[0].dtype, dtype)
     compute = functools.partial(select.build, policy=policy, platform=platform)
-    function = sharding.partitioned(compute, problem, ctx.module_context)
+    function = sharding.partitioned(compute, problem, ctx.module_context, epilogue)
     # What a lowering computes is local: it carries neither varying axes nor shardings in its types.
     local = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
-    return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=local), a, b)
+    return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=local), *operands)
 
 
-def _define(role: Role) -> Primitive:
-    primitive = Primitive(f"conv_{role}")
+def _define(name: str, abstract, batch, lower) -> Primitive:
+    """A primitive with all rules but derivatives; `lower(platform, ...)` takes the platform first."""
+    primitive = Primitive(name)
     primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
-    primitive.def_abstract_eval(functools.partial(_abstract, role))
-    ad.defbilinear(primitive, *(functools.partial(_transpose, role, operand) for operand in GIVEN[role]))
-    batching.primitive_batchers[primitive] = functools.partial(_batch, role)
-    mlir.register_lowering(primitive, functools.partial(_lower, role, None))
+    primitive.def_abstract_eval(abstract)
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, functools.partial(lower, None))
     _compat.require_devices(primitive)
     for platform in ("cpu", "cuda"):
-        mlir.register_lowering(primitive, functools.partial(_lower, role, platform), platform=platform)
+        mlir.register_lowering(primitive, functools.partial(lower, platform), platform=platform)
     return primitive
 
 
-PRIMITIVES: Mapping[Role, Primitive] = {role: _define(role) for role in Role}
+def _define_linear(role: Role) -> Primitive:
+    primitive = _define(f"conv_{role}", *(functools.partial(rule, role) for rule in (_abstract, _batch, _lower)))
+    ad.defbilinear(primitive, *(functools.partial(_transpose, role, operand) for operand in GIVEN[role]))
+    return primitive
+
+
+PRIMITIVES: Mapping[Role, Primitive] = {role: _define_linear(role) for role in Role}
 conv_x_p, conv_w_p, conv_y_p = (PRIMITIVES[role] for role in (Role.X, Role.W, Role.Y))
+
+
+# ---- the fused primitive -------------------------------------------------------------------------------
+#
+# activation(conv + bias + residual) for the roles x and y.  Its derivative is made of the linear primitives.
+
+
+def _unfused(*operands, role: Role, epilogue: Epilogue, dtype, **params):
+    a, b, *arrays = operands
+    return epilogue.apply(_bind(role, None, a, b, dtype=dtype, **params), *arrays, dtype=dtype)
+
+
+def _fused_abstract(a, b, *arrays, role: Role, epilogue: Epilogue, **params):
+    out = _abstract(role, a, b, **params)
+    expected = epilogue.addends(out.shape)
+    if [(t.shape, t.dtype) for t in arrays] != [(shape, out.dtype) for shape in expected]:
+        raise TypeError(f"conv_fused takes a bias and a residual of type {out.dtype} and shapes {expected} of those "
+                        f"that {epilogue} names; got {[t.str_short() for t in arrays]}")
+    return out.update(weak_type=False)
+
+
+def _fused_batch(args, dims, *, role: Role, epilogue: Epilogue, groups, **params):
+    """As its convolution, where the letter of that absorbs the arrays too; else unfused, and mapped part by part."""
+    mapped = frozenset(r for r, d in zip(GIVEN[role], dims) if d is not None)
+    letter = fold_letter(mapped | {role}) if mapped else ""
+    bias, residual = epilogue.split(args[2:])
+    bias_dim, residual_dim = epilogue.split(dims[2:])
+    if not mapped or letter == "N" and bias_dim is not None or residual is not None and residual_dim is None:
+        unfused = functools.partial(_unfused, role=role, epilogue=epilogue, groups=groups, **params)
+        return jax.vmap(unfused, dims)(*args), 0
+    arrays = []
+    if bias is not None:
+        if letter != "N":  # folded as the result's channels, which are those of every example where it is not mapped
+            size = next(t.shape[d] for t, d in zip(args, dims) if d is not None)
+            bias = (jnp.broadcast_to(bias, (size, *bias.shape)) if bias_dim is None else
+                    jnp.moveaxis(bias, bias_dim, 0))
+            bias = _fold(role, bias[:, None], letter, groups)[0]
+        arrays.append(bias)
+    if residual is not None:
+        arrays.append(_fold(role, jnp.moveaxis(residual, residual_dim, 0), letter, groups))
+    return _batch(role, args[:2], dims[:2], groups=groups, arrays=arrays, epilogue=epilogue, **params)
+
+
+def _fused_jvp(primals, tangents, *, role: Role, epilogue: Epilogue, **params):
+    activation = epilogue.activation
+    if activation is None or activation.from_output:
+        out = saved = _bind(role, epilogue, *primals, **params)
+    else:
+        saved = _bind(role, dataclasses.replace(epilogue, activation=None), *primals, **params)
+        out = activation(saved)
+    (a, b, *_), (da, db, *added) = primals, tangents
+    terms = [_bind(role, None, *pair, **params) for pair, tangent in (((da, b), da), ((a, db), db))
+             if not isinstance(tangent, ad.Zero)]
+    bias, residual = (None if isinstance(t, ad.Zero) else t for t in epilogue.split(added))
+    if not terms and bias is None and residual is None:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    # All in the compute type, so that a cotangent is rounded once, where a linear primitive takes it.
+    terms = [t.astype(compute_dtype(t.dtype)) for t in terms or [jnp.zeros_like(out)]]
+    tangent = add(functools.reduce(jnp.add, terms), bias, residual)
+    if activation is not None:
+        tangent = activation.push(saved, tangent)
+    return out, tangent.astype(out.dtype)
+
+
+def _fused_transpose(cotangent, *args, epilogue: Epilogue, **params):
+    """Without an activation it is linear in one operand of the convolution and its addends."""
+    linear = [i for i, t in enumerate(args) if ad.is_undefined_primal(t)]
+
+    def function(*values):
+        values = dict(zip(linear, values))
+        return _unfused(*(values.get(i, t) for i, t in enumerate(args)), epilogue=epilogue, **params)
+
+    transpose = jax.linear_transpose(function, *(args[i].aval for i in linear))
+    made = dict(zip(linear, transpose(cotangent)))
+    return [made.get(i) for i in range(len(args))]
+
+
+def _fused_lower(platform: str | None, ctx, *operands, role: Role, **params):
+    return _lower(role, platform, ctx, *operands, **params)
+
+
+conv_fused_p = _define("conv_fused", _fused_abstract, _fused_batch, _fused_lower)
+ad.primitive_jvps[conv_fused_p] = _fused_jvp
+ad.primitive_transposes[conv_fused_p] = _fused_transpose

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax import lax
@@ -24,6 +24,7 @@ from jax.experimental.custom_partitioning import (
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jax_deconv import _compat
+from jax_deconv.lowering.epilogue import Epilogue
 from jax_deconv.problem import AXES, GIVEN, ConvProblem, Role, letter_sizes, letters
 
 # Mesh axes by letter, e.g. {"N": ("data",)}.
@@ -62,22 +63,23 @@ def _spec(role: Role, split: Split, rank: int) -> PartitionSpec:
     return PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in axes), *[None] * rank)
 
 
-def _rule(problem: ConvProblem) -> SdyShardingRule:
+def _rule(problem: ConvProblem, addends: Callable[[Sequence], list]) -> SdyShardingRule:
     """The same, as a Shardy rule: axes as factors, and which of those are summed or must stay whole."""
     sizes = problem.sizes
 
     def factors(role: Role):
         # Shardy wants no factor of size 1 beside another.
         leading = ([l for l in code if sizes[l] > 1] or [code[-1]] for code in AXES[role])
-        return ArrayMapping(*(l[0] if len(l) == 1 else CompoundFactor(*l) for l in leading),
-                            *(f"{role}{i}" for i in range(problem.rank)))
+        return (*(l[0] if len(l) == 1 else CompoundFactor(*l) for l in leading),
+                *(f"{role}{i}" for i in range(problem.rank)))
 
-    operands, result = tuple(map(factors, GIVEN[problem.role])), factors(problem.role)
+    operands, result = list(map(factors, GIVEN[problem.role])), factors(problem.role)
+    operands += addends(result)
     axes = [axis if isinstance(axis, tuple) else (axis,) for mapping in (*operands, result) for axis in mapping]
     order = list(dict.fromkeys(factor for axis in axes for factor in axis))  # as Shardy wants special factors
     whole = {axis[0] for axis in axes if len(axis) == 1}
     return SdyShardingRule(
-        operands, (result,),
+        tuple(ArrayMapping(*mapping) for mapping in operands), (ArrayMapping(*result),),
         reduction_factors=tuple(l for l in order if l in sizes and l not in letters(problem.role)),
         need_replication_factors=tuple(l for l in order if l not in sizes),
         **{l: sizes[l] for l in order if l not in whole})
@@ -117,43 +119,48 @@ def like(array, aval):
 # ---- partitioning --------------------------------------------------------------------------------------
 
 
-def partitioned(compute: Callable[..., Callable], problem: ConvProblem, context) -> Callable:
-    """The function of the two operands for all devices of the module that is being lowered.
+def partitioned(compute: Callable[..., Callable], problem: ConvProblem, context,
+                epilogue: Epilogue | None = None) -> Callable:
+    """The function of the two operands, and of the epilogue's arrays, for all devices of the module being lowered.
 
-    `compute(problem, may_time=...)` gives the one for one device.
+    `compute(problem, may_time=..., epilogue=...)` gives the one for one device.
     """
     devices = getattr(context.axis_context, "num_devices", None) or context.axis_context.mesh.size
     # An exported module cannot hold the Python function that partitions it.
     alone, exported = devices == 1, context.lowering_parameters.for_export
-    function = compute(problem, may_time=alone and not exported)
+    function = compute(problem, may_time=alone and not exported, epilogue=epilogue)
     if alone or exported:
         return function
+    addends = (lambda result: []) if epilogue is None else epilogue.addends
 
     def partition(mesh, operands, result):
-        tensors = dict(zip((*GIVEN[problem.role], problem.role), (*operands, result)))
+        tensors = dict(zip((*GIVEN[problem.role], problem.role), (*operands[:2], result)))
         specs = {r: _compat.spec_of(t.sharding, t.ndim, mesh) for r, t in tensors.items() if t.sharding is not None}
         # What no spec can say, as when part of a mesh axis splits the groups and the rest what they hold, stays whole.
         split = _split({r: spec for r, spec in specs.items() if spec is not None}, problem.sizes, mesh.shape)
         part = {letter: size // math.prod(mesh.shape[name] for name in split.get(letter, ()))
                 for letter, size in problem.sizes.items()}
-        local = compute(dataclasses.replace(problem, **part), may_time=False)
         summed = sum((names for letter, names in split.items() if letter not in letters(problem.role)), ())
+        # What follows a convolution follows its sum.
+        local = compute(dataclasses.replace(problem, **part), may_time=False, epilogue=None if summed else epilogue)
 
-        def lower(a, b):
+        def lower(*operands):
             # The body is one device's program; under an explicit mesh its types would name axes.
             with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-                out = local(a, b)
-                return lax.psum(out, summed) if summed else out
+                if not summed:
+                    return local(*operands)
+                out = lax.psum(local(*operands[:2]), summed)
+                return epilogue.apply(out, *operands[2:], dtype=out.dtype) if epilogue else out
 
-        def named(role):
-            return NamedSharding(mesh, _spec(role, split, problem.rank))
-
-        return mesh, lower, named(problem.role), tuple(map(named, GIVEN[problem.role]))
+        spec = {role: _spec(role, split, problem.rank) for role in tensors}
+        given = [*(spec[role] for role in GIVEN[problem.role]),
+                 *(PartitionSpec(*names) for names in addends(tuple(spec[problem.role])))]
+        return mesh, lower, NamedSharding(mesh, spec[problem.role]), tuple(NamedSharding(mesh, s) for s in given)
 
     def infer(mesh, operands, result):
         return partition(mesh, operands, result)[2]
 
-    wrapped = custom_partitioning(lambda a, b: function(a, b))
+    wrapped = custom_partitioning(lambda *operands: function(*operands))
     wrapped.def_partition(partition, infer_sharding_from_operands=infer, decode_shardings=False,
-                          sharding_rule=_rule(problem))
+                          sharding_rule=_rule(problem, addends))
     return wrapped

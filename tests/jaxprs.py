@@ -26,9 +26,10 @@ def equations(jaxpr):
 
 
 def roles(function, *args) -> str:
-    """The convolutions in a function, as sorted letters: "x" is one transposed convolution."""
-    return "".join(sorted(ROLES[e.primitive] for e in equations(jax.make_jaxpr(function)(*args))
-                          if e.primitive in ROLES))
+    """The convolutions in a function, fused or not, as sorted letters: "x" is one transposed convolution."""
+    return "".join(sorted(ROLES.get(e.primitive) or str(e.params["role"])
+                          for e in equations(jax.make_jaxpr(function)(*args))
+                          if e.primitive in (*ROLES, primitives.conv_fused_p)))
 
 
 def primitive_counts(function, *args) -> collections.Counter:

@@ -7,12 +7,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jax_deconv.activations import Activation
-from jax_deconv.problem import ConvProblem, wider
+from jax_deconv.activations import Activation, compute_dtype
+from jax_deconv.problem import ConvProblem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +28,10 @@ class Epilogue:
         arrays = iter(arrays)
         return next(arrays) if self.bias else None, next(arrays) if self.residual else None
 
+    def addends(self, result: Sequence) -> list:
+        """For the bias and the residual that there are: what each has of a sequence with an item for each axis."""
+        return [part for part in self.split([result[1:2], result]) if part is not None]
+
     def apply(self, out, *arrays, dtype):
         """The epilogue in JAX's operations; the result is of type `dtype`."""
         out = add(out, *self.split(arrays))
@@ -46,11 +48,6 @@ class Epilogue:
         sums = compute_dtype(problem.out_dtype) if platform == "cpu" else problem.out_dtype
         linear = build(dataclasses.replace(problem, out_dtype=sums))
         return lambda a, b, *arrays: self.apply(linear(a, b), *arrays, dtype=problem.out_dtype)
-
-
-def compute_dtype(dtype) -> np.dtype:
-    """The type to compute an epilogue in: narrow floats are rounded once, at the end."""
-    return wider(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype)
 
 
 def add(out, bias, residual):
