@@ -61,7 +61,7 @@ _TABLE = {
     "leaky_relu": _Definition(
         jax.nn.leaky_relu, lambda out, t, slope: jnp.where(out >= 0, t, slope * t), "(v < 0.f ? {0} * v : v)"),
     "elu": _Definition(
-        jax.nn.elu, lambda out, t, alpha: jnp.where(out > 0, t, (out + alpha) * t), "(v > 0.f ? v : {0} * expm1f(v))"),
+        jax.nn.elu, lambda out, t, alpha: jnp.where(out > 0, 1, out + alpha) * t, "(v > 0.f ? v : {0} * expm1f(v))"),
     "tanh": _Definition(jnp.tanh, lambda out, t: (1 - out) * (1 + out) * t, "tanhf(v)"),
     "sigmoid": _Definition(jax.nn.sigmoid, lambda out, t: out * (1 - out) * t, "(1.f / (1.f + expf(-v)))"),
     "silu": _Definition(jax.nn.silu, None, "(v / (1.f + expf(-v)))"),

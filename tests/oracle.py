@@ -15,6 +15,7 @@ the width of their type (`.astype` wraps), which is what lax does.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -239,3 +240,19 @@ def gradient(linear, like, cotangent):
         unit[index] = 1
         result[index] = np.sum(wide(cotangent)[0] * linear(unit))
     return result
+
+
+# The activations by their definitions, on float64 (the bounds of the first three also on integers).
+ACTIVATIONS = {
+    None: lambda v: v,
+    "relu": lambda v: np.maximum(v, 0),
+    "relu6": lambda v: np.clip(v, 0, 6),
+    "clipped": lambda v, lo, hi: np.clip(v, lo, hi),
+    "leaky_relu": lambda v, slope=0.01: np.where(v < 0, slope * v, v),
+    "elu": lambda v, alpha=1.0: np.where(v > 0, v, alpha * np.expm1(np.minimum(v, 0))),
+    "tanh": np.tanh,
+    "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
+    "silu": lambda v: v / (1 + np.exp(-v)),
+    "gelu": lambda v: v / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (v + 0.044715 * v**3))),
+    "gelu_exact": lambda v: v / 2 * np.vectorize(math.erfc, otypes="d")(-v / np.sqrt(2)),
+}

@@ -30,7 +30,7 @@ class Epilogue:
 
     def addends(self, result: Sequence) -> list:
         """For the bias and the residual that there are: what each has of a sequence with an item for each axis."""
-        return [part for part in self.split([result[1:2], result]) if part is not None]
+        return [result[1:2]] * self.bias + [result] * self.residual
 
     def apply(self, out, *arrays, dtype):
         """The epilogue in JAX's operations; the result is of type `dtype`."""
