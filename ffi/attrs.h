@@ -7,6 +7,7 @@
 #define JAX_DECONV_FFI_ATTRS_H_
 
 #include <cstdint>
+#include <string_view>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -16,7 +17,7 @@ using Ints = xla::ffi::Span<const int64_t>;
 
 // Raised whenever the meaning of an attribute changes: executables live on in JAX's persistent
 // cache, whose key does not know this library.
-inline constexpr int64_t kPlanVersion = 1;
+inline constexpr int64_t kPlanVersion = 2;
 
 // One convolution and the plan that was chosen for it when it was lowered.
 struct ConvAttrs {
@@ -33,7 +34,12 @@ struct ConvAttrs {
   int64_t plan_version;
 };
 
-// A convolution whose candidate plans are to be timed.
+// A convolution by hand-written kernels.
+struct KernelAttrs {
+  std::string_view spec;  // see kernel.h
+};
+
+// A convolution whose candidates are to be timed: cuDNN's plans, then kernels.
 struct TimeAttrs {
   int64_t role;
   Ints stride;
@@ -45,7 +51,9 @@ struct TimeAttrs {
   Ints engines;  // one per candidate
   Ints knobs;    // of all candidates, one after the other
   Ints knob_counts;
-  Ints workspaces;
+  Ints workspaces;          // of the plans, then of the kernels
+  std::string_view kernels;  // specifications, a blank line between two
+  Ints w_order;
   bool tf32;
   bool deterministic;
   double budget_us;  // no candidate is started after that
@@ -63,6 +71,9 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<jax_deconv::Ints>("knobs"), StructMember<bool>("tf32"),
     StructMember<bool>("deterministic"), StructMember<int64_t>("plan_version"));
 
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_deconv::KernelAttrs,
+                                      StructMember<std::string_view>("spec"));
+
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     jax_deconv::TimeAttrs, StructMember<int64_t>("role"),
     StructMember<jax_deconv::Ints>("stride"), StructMember<jax_deconv::Ints>("dilation"),
@@ -70,6 +81,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<int64_t>("groups"), StructMember<int64_t>("layout"),
     StructMember<jax_deconv::Ints>("engines"), StructMember<jax_deconv::Ints>("knobs"),
     StructMember<jax_deconv::Ints>("knob_counts"), StructMember<jax_deconv::Ints>("workspaces"),
+    StructMember<std::string_view>("kernels"), StructMember<jax_deconv::Ints>("w_order"),
     StructMember<bool>("tf32"), StructMember<bool>("deterministic"),
     StructMember<double>("budget_us"), StructMember<int64_t>("seed"),
     StructMember<int64_t>("plan_version"));

@@ -42,11 +42,14 @@ struct Libraries {
   Cudnn cudnn_functions;
   Library driver{"libcuda.so.1", "", ""};
   Library cudnn{"libcudnn.so.9", "", ""};
+  Nvrtc nvrtc_functions;
   Library cublas{"libcublasLt", "", "only looked for beside cuDNN"};
+  Library nvrtc{"libnvrtc", "", ""};
 
   Libraries() {
     LoadDriver();
     LoadCudnn();
+    LoadNvrtc();
   }
 
   void LoadDriver() {
@@ -85,6 +88,23 @@ struct Libraries {
         ".so." + std::to_string(cudnn_functions.cudnnGetCudartVersion() / 1000);
     cublas.error.clear();
     if (void* lt = Open(&cublas)) cublas.path = PathOf(dlsym(lt, "cublasLtCreate"));
+  }
+
+  void LoadNvrtc() {
+    void* handle = nullptr;
+    for (const char* version : {".so.13", ".so.12"}) {
+      nvrtc = {std::string("libnvrtc") + version, "", ""};
+      handle = Open(&nvrtc);
+      if (handle != nullptr) break;
+    }
+    if (handle == nullptr) return;
+#define JAX_DECONV_LOAD(name, result, signature)                                          \
+  nvrtc_functions.name =                                                                  \
+      reinterpret_cast<decltype(nvrtc_functions.name)>(dlsym(handle, #name));             \
+  if (nvrtc_functions.name == nullptr) nvrtc.error = "it has no function " #name;
+    JAX_DECONV_NVRTC_FUNCTIONS(JAX_DECONV_LOAD)
+#undef JAX_DECONV_LOAD
+    nvrtc.path = PathOf(dlsym(handle, "nvrtcCompileProgram"));
   }
 };
 
@@ -126,9 +146,18 @@ ffi::Error GetCudnn(const Cudnn** cudnn) {
   return ffi::Error::Success();
 }
 
+ffi::Error GetNvrtc(const Nvrtc** nvrtc) {
+  const Libraries& libraries = Get();
+  if (!libraries.nvrtc.error.empty()) {
+    return Missing(libraries.nvrtc, "Install it with: pip install -U \"jax[cuda13]\"");
+  }
+  *nvrtc = &libraries.nvrtc_functions;
+  return ffi::Error::Success();
+}
+
 std::vector<Library> LibraryStatus() {
   const Libraries& libraries = Get();
-  return {libraries.driver, libraries.cudnn, libraries.cublas};
+  return {libraries.driver, libraries.cudnn, libraries.cublas, libraries.nvrtc};
 }
 
 ffi::Error CudnnError(cudnnStatus_t status, const char* call) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The jax_deconv authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuDNN and the CUDA driver, loaded at run time, and the macros that turn their status codes into
-// ffi::Error.  The module links against neither: one wheel serves every CUDA version and machines
+// cuDNN, NVRTC and the CUDA driver, loaded at run time, and the macros that turn their status codes into
+// ffi::Error.  The module links against none: one wheel serves every CUDA version and machines
 // without a GPU.
 
 #ifndef JAX_DECONV_FFI_CUDNN_UTIL_H_
@@ -52,6 +52,7 @@ struct Cudnn {
   X(device_get, "cuDeviceGet", (CUdevice*, int))                                      \
   X(device_count, "cuDeviceGetCount", (int*))                                         \
   X(device_name, "cuDeviceGetName", (char*, int, CUdevice))                           \
+  X(device_attribute, "cuDeviceGetAttribute", (int*, CUdevice_attribute, CUdevice))   \
   X(driver_version, "cuDriverGetVersion", (int*))                                     \
   X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))               \
   X(push_current, "cuCtxPushCurrent_v2", (CUcontext))                                 \
@@ -72,12 +73,47 @@ struct Cudnn {
   X(graph_instantiate, "cuGraphInstantiateWithFlags", (CUgraphExec*, CUgraph, unsigned long long)) \
   X(graph_launch, "cuGraphLaunch", (CUgraphExec, CUstream))                           \
   X(graph_exec_destroy, "cuGraphExecDestroy", (CUgraphExec))                          \
-  X(graph_destroy, "cuGraphDestroy", (CUgraph))
+  X(graph_destroy, "cuGraphDestroy", (CUgraph))                                       \
+  X(module_load, "cuModuleLoadData", (CUmodule*, const void*))                        \
+  X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))     \
+  X(function_set, "cuFuncSetAttribute", (CUfunction, CUfunction_attribute, int))      \
+  X(launch, "cuLaunchKernel",                                                         \
+    (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**))
 
 struct Driver {
 #define JAX_DECONV_DECLARE(name, symbol, signature) CUresult(*name) signature = nullptr;
   JAX_DECONV_DRIVER_FUNCTIONS(JAX_DECONV_DECLARE)
 #undef JAX_DECONV_DECLARE
+};
+
+// NVRTC's interface, as much of it as is used.  Its header is not among the build's requirements.
+enum nvrtcResult : int { NVRTC_SUCCESS = 0 };
+using nvrtcProgram = struct _nvrtcProgram*;
+
+#define JAX_DECONV_NVRTC_FUNCTIONS(X)                                                       \
+  X(nvrtcGetErrorString, const char*, (nvrtcResult))                                        \
+  X(nvrtcCreateProgram, nvrtcResult,                                                        \
+    (nvrtcProgram*, const char*, const char*, int, const char* const*, const char* const*)) \
+  X(nvrtcCompileProgram, nvrtcResult, (nvrtcProgram, int, const char* const*))              \
+  X(nvrtcGetCUBINSize, nvrtcResult, (nvrtcProgram, size_t*))                                \
+  X(nvrtcGetCUBIN, nvrtcResult, (nvrtcProgram, char*))                                      \
+  X(nvrtcGetProgramLogSize, nvrtcResult, (nvrtcProgram, size_t*))                           \
+  X(nvrtcGetProgramLog, nvrtcResult, (nvrtcProgram, char*))                                 \
+  X(nvrtcDestroyProgram, nvrtcResult, (nvrtcProgram*))
+
+struct Nvrtc {
+#define JAX_DECONV_DECLARE(name, result, signature) result(*name) signature = nullptr;
+  JAX_DECONV_NVRTC_FUNCTIONS(JAX_DECONV_DECLARE)
+#undef JAX_DECONV_DECLARE
+};
+
+// The buffers of one call on one device.  The operands a and b are (y, w) for role x, (x, w) for
+// role y and (x, y) for role w.
+struct Buffers {
+  void* a;
+  void* b;
+  void* out;
+  void* workspace;
 };
 
 // A library that was looked for.
@@ -94,8 +130,9 @@ void SetLibraryDirectories(std::vector<std::string> directories);
 // The libraries.  The first call loads them; the error says what is missing and how to get it.
 ffi::Error GetCudnn(const Cudnn** cudnn);
 ffi::Error GetDriver(const Driver** driver);
+ffi::Error GetNvrtc(const Nvrtc** nvrtc);
 
-// What GetCudnn and GetDriver found: the driver, cuDNN and cublasLt.
+// What they found: the driver, cuDNN, cublasLt and NVRTC.
 std::vector<Library> LibraryStatus();
 
 ffi::Error CudnnError(cudnnStatus_t status, const char* call);

@@ -5,11 +5,14 @@
 
 #include "handlers.h"
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "attrs.h"
+#include "kernel.h"
 #include "plan.h"
 
 namespace jax_deconv {
@@ -112,6 +115,31 @@ ffi::Error ExecuteConv(CUstream stream, int32_t device, ffi::AnyBuffer a, ffi::A
   return Explain(Run(call.problem, call.choice, device, stream, call.buffers), call);
 }
 
+ffi::Error Reproduced(ffi::Error error, std::string_view spec) {
+  if (error.success()) return error;
+  return ffi::Error(*error.errc(), "jax_deconv: " + error.message() + "\nin the kernels\n" +
+                                       std::string(spec));
+}
+
+ffi::Error InitializeKernel(int32_t device, ffi::RemainingArgs, ffi::RemainingRets,
+                            const KernelAttrs& attrs) {
+  return Reproduced(PrepareKernel(attrs.spec, device), attrs.spec);
+}
+
+ffi::Error ExecuteKernel(CUstream stream, int32_t device, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                         ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::Result<ffi::AnyBuffer> workspace, const KernelAttrs& attrs) {
+  const void* bias = nullptr;
+  if (rest.size() > 0) {
+    const auto buffer = rest.get<ffi::AnyBuffer>(0);
+    if (!buffer.has_value()) return buffer.error();
+    bias = buffer->untyped_data();
+  }
+  const Buffers buffers = {a.untyped_data(), b.untyped_data(), out->untyped_data(),
+                           workspace->untyped_data()};
+  return Reproduced(RunKernel(attrs.spec, device, stream, buffers, bias), attrs.spec);
+}
+
 // Its operands are results, too: XLA allocates them and nothing else has to make them.
 ffi::Error ExecuteTime(CUstream stream, int32_t device, ffi::Result<ffi::AnyBuffer> a,
                        ffi::Result<ffi::AnyBuffer> b, ffi::Result<ffi::AnyBuffer> out,
@@ -123,17 +151,27 @@ ffi::Error ExecuteTime(CUstream stream, int32_t device, ffi::Result<ffi::AnyBuff
   Call call;
   JAX_DECONV_RETURN_IF_ERROR(DecodeCall(static_cast<Role>(attrs.role), *a, *b, *out, *workspace,
                                         conv, &call));
-  std::vector<Choice> choices;
+  std::vector<Trial> trials;
   const int64_t* knobs = attrs.knobs.begin();
   for (size_t i = 0; i < attrs.engines.size(); ++i) {
     const int64_t* end = knobs + attrs.knob_counts[i];
-    choices.push_back({attrs.engines[i], {knobs, end}, attrs.workspaces[i]});
+    const Choice choice = {attrs.engines[i], {knobs, end}, attrs.workspaces[i]};
+    trials.push_back({choice.workspace, [=, &call] { return Prepare(call.problem, choice, device); },
+                      [=, &call] { return Run(call.problem, choice, device, stream, call.buffers); }});
     knobs = end;
   }
+  for (std::string_view rest = attrs.kernels; !rest.empty();) {
+    const size_t end = std::min(rest.find("\n\n"), rest.size());
+    const std::string_view spec = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 2, rest.size()));
+    trials.push_back({attrs.workspaces[trials.size()], [=] { return PrepareKernel(spec, device); },
+                      [=, &call] { return RunKernel(spec, device, stream, call.buffers, nullptr); }});
+  }
   std::vector<Timing> timings;
-  JAX_DECONV_RETURN_IF_ERROR(Explain(Time(call.problem, choices, attrs.budget_us, attrs.seed,
-                                          device, stream, call.buffers, &timings),
-                                     call));
+  JAX_DECONV_RETURN_IF_ERROR(Explain(
+      Time(call.problem, Vector(attrs.w_order), trials, attrs.budget_us, attrs.seed, stream,
+           call.buffers, &timings),
+      call));
   const Driver* driver;
   JAX_DECONV_RETURN_IF_ERROR(GetDriver(&driver));
   static_assert(sizeof(Timing) == 2 * sizeof(float));
@@ -193,6 +231,32 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   return handler->Call(frame);
 }
 
+XLA_FFI_Error* InitializeKernels(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::BindInitialize()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .Attrs<KernelAttrs>()
+                             .To(InitializeKernel)
+                             .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* ExecuteKernels(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::BindExecute()
+                             .Ctx<ffi::PlatformStream<CUstream>>()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .Arg<ffi::AnyBuffer>()
+                             .Arg<ffi::AnyBuffer>()
+                             .RemainingArgs()
+                             .Ret<ffi::AnyBuffer>()
+                             .Ret<ffi::AnyBuffer>()
+                             .Attrs<KernelAttrs>()
+                             .To(ExecuteKernel, {ffi::Traits::kCmdBufferCompatible})
+                             .release();
+  return handler->Call(frame);
+}
+
 XLA_FFI_Error* ExecuteTimer(XLA_FFI_CallFrame* frame) {
   static auto* handler = BindTime().To(ExecuteTime).release();
   return handler->Call(frame);
@@ -204,6 +268,7 @@ const Target kTargets[kTargetCount] = {
     {"jax_deconv_x", Initialize<Role::kX>, Execute<Role::kX>},
     {"jax_deconv_y", Initialize<Role::kY>, Execute<Role::kY>},
     {"jax_deconv_w", Initialize<Role::kW>, Execute<Role::kW>},
+    {"jax_deconv_kernel", InitializeKernels, ExecuteKernels},
     {"jax_deconv_time", nullptr, ExecuteTimer},
 };
 

@@ -17,7 +17,7 @@ struct Target {
 
 // All targets, for registration under the platform "CUDA".  None has an instantiate handler: they
 // compile where there is no GPU and no cuDNN.
-inline constexpr int kTargetCount = 4;
+inline constexpr int kTargetCount = 5;
 extern const Target kTargets[kTargetCount];
 
 }  // namespace jax_deconv

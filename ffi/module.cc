@@ -13,6 +13,7 @@
 
 #include "attrs.h"
 #include "handlers.h"
+#include "kernel.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -87,6 +88,19 @@ std::vector<std::tuple<std::string, std::string, std::string>> Status() {
   return found;
 }
 
+// The size of the machine code; what is asked of it is that there is one.
+int64_t CompileKernel(const std::string& spec, const std::string& architecture) {
+  std::string cubin;
+  nb::gil_scoped_release release;
+  Raise(Compile(spec, architecture, &cubin));
+  return cubin.size();
+}
+
+void LoadKernel(const std::string& spec, int device) {
+  nb::gil_scoped_release release;
+  Raise(PrepareKernel(spec, device));
+}
+
 int64_t CudnnVersion() {
   const Cudnn* cudnn;
   Raise(GetCudnn(&cudnn));
@@ -104,6 +118,9 @@ NB_MODULE(_ffi_native, m) {
   m.def("set_library_directories", SetLibraryDirectories);
   m.def("status", Status);
   m.def("cudnn_version", CudnnVersion);
+  m.def("add_source", AddSource);
+  m.def("compile_kernel", CompileKernel, nb::arg("spec"), nb::arg("architecture"));
+  m.def("load_kernel", LoadKernel, nb::arg("spec"), nb::arg("device") = 0);
   m.def("candidates", ListCandidates, nb::arg("role"), nb::kw_only(), nb::arg("dtype"),
         nb::arg("out_dtype"), nb::arg("x"), nb::arg("w"), nb::arg("y"), nb::arg("stride"),
         nb::arg("dilation"), nb::arg("pad_lo"), nb::arg("pad_hi"), nb::arg("layout"),

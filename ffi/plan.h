@@ -8,6 +8,7 @@
 #define JAX_DECONV_FFI_PLAN_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -55,19 +56,17 @@ struct Candidate {
   bool compiles;  // its kernel is compiled when the plan is built, which takes up to seconds
 };
 
+// A candidate as the timer sees it.
+struct Trial {
+  int64_t workspace;  // bytes that it needs
+  std::function<ffi::Error()> prepare;
+  std::function<ffi::Error()> run;
+};
+
 // How one candidate did; NaN where it was not tried or failed.
 struct Timing {
   float microseconds;
   float error;  // relative to a float64 reference, at sampled outputs
-};
-
-// The buffers of one call on one device.  The operands a and b are (y, w) for role x, (x, w) for
-// role y and (x, y) for role w.
-struct Buffers {
-  void* a;
-  void* b;
-  void* out;
-  void* workspace;
 };
 
 // The number of elements.
@@ -88,12 +87,13 @@ ffi::Error Prepare(const Problem& problem, const Choice& choice, int device);
 ffi::Error Run(const Problem& problem, const Choice& choice, int device, CUstream stream,
                const Buffers& buffers);
 
-// Fills the operands with noise, then runs the choices one after the other: a first run, whose
+// Fills the operands with noise, then runs the trials one after the other: a first run, whose
 // values are compared with sums computed here in float64, and as many more as tell a fast one's
-// time.  Starts none after the budget is spent.  (timing.cc)
-ffi::Error Time(const Problem& problem, const std::vector<Choice>& choices, double budget_us,
-                int64_t seed, int device, CUstream stream, const Buffers& buffers,
-                std::vector<Timing>* timings);
+// time.  Starts none after the budget is spent.  `w_order` is the physical order of the axes of w,
+// outermost first.  (timing.cc)
+ffi::Error Time(const Problem& problem, const std::vector<int64_t>& w_order,
+                const std::vector<Trial>& trials, double budget_us, int64_t seed, CUstream stream,
+                const Buffers& buffers, std::vector<Timing>* timings);
 
 // The problem and the choice as the lines of Python that run it alone.
 std::string Reproducer(const Problem& problem, const Choice& choice);

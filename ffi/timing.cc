@@ -106,11 +106,14 @@ using Index = std::array<int64_t, 5>;  // N, channel, three spatial axes
 // The trilinear form of problem.py, summed up for single elements of the result.
 class Reference {
  public:
-  Reference(const Problem& problem, const Noise& a, const Noise& b)
+  Reference(const Problem& problem, const std::vector<int64_t>& w_order, const Noise& a,
+            const Noise& b)
       : problem_(problem), a_(a), b_(b) {
     for (Role tensor : {Role::kX, Role::kY, Role::kW}) {
-      dims_[int(tensor)] = Spread(problem.dims(tensor), 2, 1);
-      strides_[int(tensor)] = Spread(Strides(problem.dims(tensor), problem.layout), 2, 0);
+      const std::vector<int64_t>& dims = problem.dims(tensor);
+      dims_[int(tensor)] = Spread(dims, 2, 1);
+      strides_[int(tensor)] = Spread(
+          tensor == Role::kW ? Packed(dims, w_order) : Strides(dims, problem.layout), 2, 0);
     }
     stride_ = Spread(problem.stride, 0, 1);
     dilation_ = Spread(problem.dilation, 0, 1);
@@ -175,6 +178,17 @@ class Reference {
   }
 
  private:
+  // The distance between neighbours where the axes lie in that order, outermost first.
+  static std::vector<int64_t> Packed(const std::vector<int64_t>& dims,
+                                     const std::vector<int64_t>& order) {
+    std::vector<int64_t> strides(dims.size());
+    int64_t stride = 1;
+    for (auto axis = order.rbegin(); axis != order.rend(); stride *= dims[*axis++]) {
+      strides[*axis] = stride;
+    }
+    return strides;
+  }
+
   // Up to three spatial axes as three, the missing ones first.
   static Index Spread(const std::vector<int64_t>& values, size_t lead, int64_t fill) {
     Index spread{1, 1, fill, fill, fill};
@@ -251,9 +265,8 @@ CUdeviceptr Address(void* pointer) { return reinterpret_cast<CUdeviceptr>(pointe
 // One problem's candidates, timed on one stream.
 class Timer {
  public:
-  Timer(const Driver& driver, const Problem& problem, int device, CUstream stream,
-        const Buffers& buffers)
-      : driver_(driver), problem_(problem), device_(device), stream_(stream), buffers_(buffers) {}
+  Timer(const Driver& driver, const Problem& problem, CUstream stream, const Buffers& buffers)
+      : driver_(driver), problem_(problem), stream_(stream), buffers_(buffers) {}
 
   ~Timer() {
     for (CUevent event : {start_, stop_}) {
@@ -285,23 +298,23 @@ class Timer {
     return ffi::Error::Success();
   }
 
-  ffi::Error Measure(const Choice& choice, const std::vector<Sample>& samples, Timing* timing) {
-    JAX_DECONV_RETURN_IF_ERROR(Prepare(problem_, choice, device_));
-    // All ones is NaN in every type: what a plan leaves unwritten, or reads of a workspace that it
+  ffi::Error Measure(const Trial& trial, const std::vector<Sample>& samples, Timing* timing) {
+    JAX_DECONV_RETURN_IF_ERROR(trial.prepare());
+    // All ones is NaN in every type: what a trial leaves unwritten, or reads of a workspace that it
     // has not written, shows.
     const int64_t bytes = Count(problem_.dims(problem_.role)) * SizeOf(problem_.out_dtype);
     JAX_DECONV_DRIVER(driver_.fill(Address(buffers_.out), 0xff, bytes, stream_));
-    if (choice.workspace > 0) {
-      JAX_DECONV_DRIVER(driver_.fill(Address(buffers_.workspace), 0xff, choice.workspace, stream_));
+    if (trial.workspace > 0) {
+      JAX_DECONV_DRIVER(driver_.fill(Address(buffers_.workspace), 0xff, trial.workspace, stream_));
     }
     float once;
-    JAX_DECONV_RETURN_IF_ERROR(RunOnce(choice, &once));
+    JAX_DECONV_RETURN_IF_ERROR(RunOnce(trial, &once));
     JAX_DECONV_RETURN_IF_ERROR(Compare(samples, &timing->error));
     // The first run may have loaded code, which takes up to some milliseconds.
-    if (once < kHopeless * best_ + kLoading) JAX_DECONV_RETURN_IF_ERROR(RunOnce(choice, &once));
+    if (once < kHopeless * best_ + kLoading) JAX_DECONV_RETURN_IF_ERROR(RunOnce(trial, &once));
     if (once < kHopeless * best_ + kLaunching) {
       JAX_DECONV_RETURN_IF_ERROR(
-          Repeat(choice, std::clamp(static_cast<int>(1000 / once), 1, 20), &once));
+          Repeat(trial, std::clamp(static_cast<int>(1000 / once), 1, 20), &once));
     }
     best_ = std::min(best_, once);
     timing->microseconds = once;
@@ -309,9 +322,9 @@ class Timer {
   }
 
  private:
-  ffi::Error RunOnce(const Choice& choice, float* microseconds) {
+  ffi::Error RunOnce(const Trial& trial, float* microseconds) {
     JAX_DECONV_DRIVER(driver_.event_record(start_, stream_));
-    JAX_DECONV_RETURN_IF_ERROR(Run(problem_, choice, device_, stream_, buffers_));
+    JAX_DECONV_RETURN_IF_ERROR(trial.run());
     return Elapsed(microseconds);
   }
 
@@ -324,12 +337,12 @@ class Timer {
   }
 
   // The time of one run out of several in a CUDA graph: without the host's part, and as most of
-  // them will run.  A plan that cannot be captured fails here.
-  ffi::Error Repeat(const Choice& choice, int times, float* microseconds) {
+  // them will run.  A trial that cannot be captured fails here.
+  ffi::Error Repeat(const Trial& trial, int times, float* microseconds) {
     JAX_DECONV_DRIVER(driver_.begin_capture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED));
     ffi::Error error = ffi::Error::Success();
     for (int i = 0; i < times && error.success(); ++i) {
-      error = Run(problem_, choice, device_, stream_, buffers_);
+      error = trial.run();
     }
     CUgraph graph = nullptr;
     const CUresult captured = driver_.end_capture(stream_, &graph);
@@ -375,7 +388,6 @@ class Timer {
 
   const Driver& driver_;
   const Problem& problem_;
-  const int device_;
   const CUstream stream_;
   const Buffers buffers_;
   CUevent start_ = nullptr, stop_ = nullptr;
@@ -384,27 +396,27 @@ class Timer {
 
 }  // namespace
 
-ffi::Error Time(const Problem& problem, const std::vector<Choice>& choices, double budget_us,
-                int64_t seed, int device, CUstream stream, const Buffers& buffers,
-                std::vector<Timing>* timings) {
+ffi::Error Time(const Problem& problem, const std::vector<int64_t>& w_order,
+                const std::vector<Trial>& trials, double budget_us, int64_t seed, CUstream stream,
+                const Buffers& buffers, std::vector<Timing>* timings) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   const Driver* driver;
   JAX_DECONV_RETURN_IF_ERROR(GetDriver(&driver));
   const Noise a(problem.dtype, seed), b(problem.dtype, seed + 1);
   const std::vector<Sample> samples =
-      DrawSamples(problem, Reference(problem, a, b), seed + 2);
-  Timer timer(*driver, problem, device, stream, buffers);
+      DrawSamples(problem, Reference(problem, w_order, a, b), seed + 2);
+  Timer timer(*driver, problem, stream, buffers);
   JAX_DECONV_RETURN_IF_ERROR(timer.Init());
   JAX_DECONV_RETURN_IF_ERROR(timer.Fill(buffers.a, problem.a(), a));
   JAX_DECONV_RETURN_IF_ERROR(timer.Fill(buffers.b, problem.b(), b));
-  for (const Choice& choice : choices) {
+  for (const Trial& trial : trials) {
     timings->push_back({kNaN, kNaN});
     const std::chrono::duration<double, std::micro> spent = Clock::now() - start;
     if (spent.count() > budget_us) continue;
     // A candidate that fails is one that does not win.
     Timing timing{kNaN, kNaN};
-    if (timer.Measure(choice, samples, &timing).success()) timings->back() = timing;
+    if (timer.Measure(trial, samples, &timing).success()) timings->back() = timing;
   }
   return ffi::Error::Success();
 }

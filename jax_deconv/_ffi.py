@@ -9,6 +9,7 @@ XLA and `available` says why.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import pathlib
@@ -18,7 +19,7 @@ import jax
 from jax_deconv import _compat
 
 #: The version of the custom calls' attributes, which the native module must share.
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 def library_directories() -> list[str]:
@@ -30,6 +31,19 @@ def library_directories() -> list[str]:
     roots = spec.submodule_search_locations if spec else ()
     return [str(path) for root in roots for path in sorted(pathlib.Path(root).glob("*/lib"))
             if path.parent.name != "cudnn_jit"]
+
+
+_KERNELS = pathlib.Path(__file__).parent / "lowering" / "cuda"
+
+
+def _source(name: str) -> str:
+    """The text that is compiled: what the kernels share, then a family's own."""
+    return (_KERNELS / "common.cuh").read_text() + (_KERNELS / name).read_text()
+
+
+#: The families' sources, as programs name them: with a digest, so that none runs another version's.
+SOURCES = {path.name: f"{path.name}@{hashlib.sha256(_source(path.name).encode()).hexdigest()[:12]}"
+           for path in sorted(_KERNELS.glob("*.cu"))}
 
 
 def _load():
@@ -46,6 +60,8 @@ def _load():
                       f"expected {PLAN_VERSION}); "
                       "build it again with: pip install --force-reinstall --no-deps jax-deconv")
     module.set_library_directories(library_directories())
+    for name in SOURCES:
+        module.add_source(SOURCES[name], _source(name))
     # Where there is no CUDA plugin, JAX keeps these and nobody asks for them.
     for name, stages in module.registrations().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
@@ -56,8 +72,8 @@ native, _why_not = _load()
 
 
 @functools.cache
-def available() -> str | None:
-    """Why programs for a GPU cannot use cuDNN; None if they can.
+def available(compiler: bool = False) -> str | None:
+    """Why programs for a GPU cannot use cuDNN, or the compiler of kernels; None if they can.
 
     Where there is no NVIDIA driver, programs can be compiled ahead of time for a machine that has
     one, so that only the native module is asked for.
@@ -68,7 +84,7 @@ def available() -> str | None:
     if driver[2]:
         return None
     for name, path, error in others:
-        if error:
+        if error and compiler == name.startswith("libnvrtc"):
             where = f" ({path})" if path else ""
             return f'{name}{where}: {error}; install it with: pip install -U "jax[cuda13]"'
     return None

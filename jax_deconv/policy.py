@@ -17,7 +17,7 @@ import jax
 from jax import lax
 
 _AUTOTUNE = ("off", "cached", "full")
-_ALGORITHMS = ("xla", "cudnn")
+_ALGORITHMS = ("xla", "cudnn", "phase", "dense", "depthwise", "gemm", "thin")
 
 
 def _precision(value) -> lax.Precision | None:
@@ -53,7 +53,9 @@ class Policy:
       autotune: on a GPU, ``"full"`` times candidates for a problem that the tuning store does not
         hold, ``"cached"`` uses the store alone, ``"off"`` neither.
       workspace_limit: scratch memory that one call may use on a GPU, in MiB.
-      algorithm: ``"cudnn"`` or ``"xla"`` pins the way of computing; an error where it does not apply.
+      algorithm: pins the way of computing: ``"xla"``, ``"cudnn"``, ``"phase"`` and ``"dense"`` (cuDNN, with the
+        stride taken out or groups merged), ``"depthwise"``, ``"gemm"`` and ``"thin"`` (kernels of ours).  An error
+        where it does not apply.
       strict: True makes a fall-back to XLA on a GPU an error instead of a warning.
       backward: a `Policy` for both gradients where it differs from the forward computation's.  The
         call is then a `jax.custom_vjp`: it has no forward-mode derivative.

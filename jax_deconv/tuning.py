@@ -1,6 +1,6 @@
 # Copyright 2026 The jax_deconv authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which cuDNN plan a problem gets: what the store holds, else what timing finds, else heuristics.
+"""Which plan a problem gets on a GPU: what the store holds, else what timing finds, else models.
 
 The store is one JSON file for each GPU model and cuDNN version, in `directory()`.  It may be read,
 edited, copied to other machines of that kind and shared by processes: writes are atomic.
@@ -8,22 +8,25 @@ edited, copied to other machines of that kind and shared by processes: writes ar
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
 import functools
 import json
 import logging
+import math
 import os
 import pathlib
 import re
 import tempfile
+from collections.abc import Sequence
 
 import jax
 from jax import lax
 
 from jax_deconv import _ffi
-from jax_deconv.lowering import cudnn
+from jax_deconv.lowering import cost, cudnn, dense, kernels, phase
 from jax_deconv.lowering.plan import Plan
 from jax_deconv.policy import Policy
 from jax_deconv.problem import ConvProblem
@@ -31,31 +34,65 @@ from jax_deconv.problem import ConvProblem
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-#: What timing one problem may take.
+#: What timing cuDNN's plans for one problem may take.
 TIME_BUDGET = 0.25  # seconds
 CANDIDATES = 32
-#: The same where plans are compiled first, each of which takes up to half a second.
+#: Variants of a kernel that are compiled and timed.
+VARIANTS = 6
+#: TIME_BUDGET where plans are compiled first, each of which takes up to half a second.
 COMPILING_TIME_BUDGET = 1.0
 # The error that rounding alone explains, relative to float64 sums at sampled positions.
 _TOLERANCE = {"float16": 2e-3, "bfloat16": 1.5e-2, "float32": 1e-3, "float64": 1e-9}
 
 
-def choose(problem: ConvProblem, policy: Policy, *, may_time: bool) -> Plan:
-    """The plan for a problem that cuDNN takes."""
+#: A plan this close to the floor ends the search.
+_GOOD = 1.25
+#: A transformed problem is timed where its model promises no more than this many times the best time so far.
+_PROMISING = 1.3
+
+#: Ways to make a problem another one that cuDNN computes.
+TRANSFORMS = {"phase": phase, "dense": dense}
+#: All that may compute a problem on a GPU but XLA.
+ALGORITHMS = ("cudnn", *TRANSFORMS, *kernels.FAMILIES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A plan, and why it.
+
+    Args:
+      plan: the plan.
+      reason: "timed", "stored", "modelled".
+      microseconds: what it took when it was timed, or NaN.
+    """
+
+    plan: Plan
+    reason: str
+    microseconds: float = math.nan
+
+
+def why_not(algorithm: str, problem: ConvProblem, policy: Policy) -> str | None:
+    """Why an algorithm does not compute a problem on a GPU; None if it does."""
+    if algorithm in kernels.FAMILIES:
+        return kernels.why_not(algorithm, problem, policy)
+    return TRANSFORMS.get(algorithm, cudnn).why_not(problem, policy)
+
+
+def choose(problem: ConvProblem, policy: Policy, *, may_time: bool, algorithms: Sequence[str]) -> Choice:
+    """The plan for a problem from algorithms that compute it."""
     device = local_device()
-    if device is None:
-        return cudnn.default_plan(policy)  # ahead of time: the plan is found where the program runs
     # A choice that timing made on one machine need not be the one made on another, so it may decide
     # neither what must be repeatable nor what several processes must agree on.
-    measured = not policy.deterministic and jax.process_count() == 1
-    if measured and policy.autotune != "off":
+    if device is not None and not policy.deterministic and jax.process_count() == 1 and policy.autotune != "off":
         store, key = Store.of(device), describe(problem, policy)
-        if (plan := store.get(key)) is not None and plan.workspace <= cudnn.workspace_limit(policy):
-            return plan
-        if policy.autotune == "full" and may_time and (timed := _timed(problem, policy, device)) is not None:
-            store.put(key, *timed)
-            return timed[0]
-    return _heuristic(problem, policy, device.local_hardware_id) or cudnn.default_plan(policy)
+        choice = store.get(key)
+        if (choice is not None and choice.plan.algorithm in algorithms
+                and choice.plan.workspace <= cudnn.workspace_limit(policy)):
+            return choice
+        if policy.autotune == "full" and may_time and (choice := _timed(problem, policy, device, algorithms)):
+            store.put(key, choice)
+            return choice
+    return Choice(_modelled(problem, policy, device, algorithms), "modelled")
 
 
 def local_device() -> jax.Device | None:
@@ -65,25 +102,112 @@ def local_device() -> jax.Device | None:
         return None
 
 
-def _timed(problem: ConvProblem, policy: Policy, device) -> tuple[Plan, float] | None:
-    """The fastest plan whose values are right, and its microseconds; None if that cannot be found out."""
+# ---- by time -------------------------------------------------------------------------------------------
+
+
+def _timed(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Choice | None:
+    """The fastest plan whose values are right; None if that cannot be found out."""
+    found = []
+
+    def enough(times=_GOOD):
+        return bool(found) and min(found)[0] <= times * cost.floor(problem, policy)
+
+    for family in (name for name in algorithms if name in kernels.FAMILIES):
+        found += _attempt(_time_kernels, problem, policy, device, family)
+    if "cudnn" in algorithms and not enough():
+        found += _attempt(_time_cudnn, problem, policy, device)
+    for name in (name for name in algorithms if name in TRANSFORMS):
+        if not enough(1.5):
+            best = min(found)[0] if found else math.inf
+            found += _attempt(_time_transform, problem, policy, device, name, best)
+    if not found:
+        return None
+    microseconds, plan = min(found, key=lambda pair: pair[0])
+    return Choice(plan, "timed", microseconds)
+
+
+def _attempt(search, problem: ConvProblem, *arguments) -> list[tuple[float, Plan]]:
+    """What a search finds, or nothing where it fails: out of memory, say.  The program itself may still run."""
     try:
-        proposed = cudnn.candidates(problem, policy, device.local_hardware_id)
-        plans, budget = [plan for plan, compiles in proposed if not compiles][:CANDIDATES], TIME_BUDGET
-        if problem.G > 1:
-            # The kernels that are compiled for a problem win among groups, by up to 2.4x; elsewhere they
-            # do not earn what building them costs.
-            plans, budget = [plan for plan, compiles in proposed if compiles] + plans, COMPILING_TIME_BUDGET
-        results = cudnn.measure(problem, policy, plans, budget=budget, device=device) if plans else []
-    except Exception as error:  # out of memory, say: the program itself may still run
-        _log.info("timing %s failed: %s", describe(problem, policy), error)
-        return None
-    right = [(microseconds, plan) for plan, (microseconds, error) in zip(plans, results)
-             if error <= _TOLERANCE[problem.out_dtype.name]]
-    if not right:
-        return None
-    microseconds, plan = min(right, key=lambda pair: pair[0])
-    return plan, microseconds
+        return search(problem, *arguments)
+    except Exception as error:
+        _log.info("%s of %s failed: %s", search.__name__, problem, error)
+        return []
+
+
+def _right(problem: ConvProblem, plans, results) -> list[tuple[float, Plan]]:
+    return [(microseconds, plan) for plan, (microseconds, error) in zip(plans, results)
+            if error <= _TOLERANCE[problem.out_dtype.name]]
+
+
+def _time_cudnn(problem: ConvProblem, policy: Policy, device) -> list[tuple[float, Plan]]:
+    proposed = cudnn.candidates(problem, policy, device.local_hardware_id)
+    plans, budget = [plan for plan, compiles in proposed if not compiles][:CANDIDATES], TIME_BUDGET
+    if problem.G > 1:
+        # The kernels that are compiled for a problem win among groups, by up to 2.4x; elsewhere they
+        # do not earn what building them costs.
+        plans, budget = [plan for plan, compiles in proposed if compiles] + plans, COMPILING_TIME_BUDGET
+    return _right(problem, plans, cudnn.measure(problem, policy, plans, budget=budget, device=device)) if plans else []
+
+
+def _time_kernels(problem: ConvProblem, policy: Policy, device, family: str) -> list[tuple[float, Plan]]:
+    plans = [plan for plan in kernels.plans(family, problem, policy, device)
+             if plan.workspace <= cudnn.workspace_limit(policy)][:VARIANTS]
+    if not plans:
+        return []
+    with concurrent.futures.ThreadPoolExecutor(VARIANTS) as executor:  # compilation is most of the time
+        ready = [executor.submit(kernels.load, problem, policy, plan, device.local_hardware_id) for plan in plans]
+    plans = [plan for plan, future in zip(plans, ready) if _compiled(future, plan)]
+    return _right(problem, plans, kernels.measure(problem, policy, plans, device=device)) if plans else []
+
+
+def _compiled(future, plan: Plan) -> bool:
+    if (error := future.exception()) is not None:
+        _log.warning("a kernel is left out, %s: %s", plan, error)
+    return error is None
+
+
+def _time_transform(problem: ConvProblem, policy: Policy, device, name: str, best: float) -> list[tuple[float, Plan]]:
+    """Of a transformed problem cuDNN's call is timed; XLA's passes around it are modelled."""
+    transform, found = TRANSFORMS[name], []
+    for variant in transform.variants(problem):
+        inner, overhead = transform.inner(problem, variant), transform.overhead(problem, variant)
+        if cost.cudnn(inner, policy) + overhead > _PROMISING * best:
+            continue
+        pinned = dataclasses.replace(policy, algorithm="cudnn")
+        choice = choose(inner, pinned, may_time=True, algorithms=("cudnn",))
+        if not math.isnan(choice.microseconds):
+            plan = dataclasses.replace(choice.plan, algorithm=name, variant=variant)
+            found.append((choice.microseconds + overhead, plan))
+    return found
+
+
+# ---- by model ------------------------------------------------------------------------------------------
+
+
+def _modelled(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Plan:
+    """The plan that the models favour."""
+    def predicted(name):
+        if name in kernels.FAMILIES:
+            return cost.kernel(problem, policy), name, ""
+        if name in TRANSFORMS:
+            transform = TRANSFORMS[name]
+            return min((cost.cudnn(transform.inner(problem, v), policy) + transform.overhead(problem, v), name, v)
+                       for v in transform.variants(problem))
+        return cost.cudnn(problem, policy), name, ""
+
+    for _, name, variant in sorted(map(predicted, algorithms)):
+        if name in kernels.FAMILIES:
+            plans = kernels.plans(name, problem, policy, device)
+            plan = next((plan for plan in plans if plan.workspace <= cudnn.workspace_limit(policy)), None)
+            if plan is not None:
+                return plan
+            continue
+        inner = TRANSFORMS[name].inner(problem, variant) if name in TRANSFORMS else problem
+        plan = _heuristic(inner, policy, device.local_hardware_id) if device is not None else None
+        # Ahead of time the plan is found where the program runs.
+        return dataclasses.replace(plan or cudnn.default_plan(policy), algorithm=name, variant=variant)
+    return cudnn.default_plan(policy)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -116,6 +240,8 @@ def describe(problem: ConvProblem, policy: Policy) -> str:
              *(f"[{a.x_size}<-{a.y_size} k{a.kernel} s{a.stride} d{a.dilation} p{a.pad_lo}]" for a in problem.geometry)]
     if problem.dtype.name == "float32" and policy.precision is lax.Precision.HIGHEST:
         words.append("strict")
+    if policy.algorithm is not None:
+        words.append(policy.algorithm)
     if policy.workspace_limit is not None:
         words.append(f"workspace<={policy.workspace_limit}MiB")
     return " ".join(words)
@@ -145,19 +271,21 @@ class Store:
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} cudnn {version}").strip("-").lower()
         return cls(where / f"{name}.json", {"format": FORMAT, "gpu": gpu, "cudnn": str(version)})
 
-    def get(self, key: str) -> Plan | None:
+    def get(self, key: str) -> Choice | None:
         entry = self._load().get(key)
         if entry is None:
             return None
         try:
-            return Plan(entry["algorithm"], int(entry["engine"]), tuple(map(int, entry["knobs"])),
-                        int(entry["workspace"]))
+            plan = Plan(entry["algorithm"], entry.get("variant", ""), int(entry["engine"]),
+                        tuple(map(int, entry["knobs"])), int(entry["workspace"]))
+            return Choice(plan, "stored", float(entry.get("microseconds", math.nan)))
         except (KeyError, TypeError, ValueError):
             _log.warning("%s: the entry of %r is not a plan", self.path, key)
             return None
 
-    def put(self, key: str, plan: Plan, microseconds: float) -> None:
-        entry = dataclasses.asdict(plan) | {"knobs": list(plan.knobs), "microseconds": round(microseconds, 2)}
+    def put(self, key: str, choice: Choice) -> None:
+        entry = dataclasses.asdict(choice.plan) | {"knobs": list(choice.plan.knobs),
+                                                   "microseconds": round(choice.microseconds, 2)}
         self._plans[key] = entry  # so that it serves this process even where the file cannot be written
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

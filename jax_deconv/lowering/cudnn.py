@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import math
@@ -13,10 +12,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_deconv import _ffi
-from jax_deconv.lowering import core
+from jax_deconv.lowering import core, trials
 from jax_deconv.lowering.plan import Plan
 from jax_deconv.problem import GIVEN, ConvProblem, Role, wider
 
@@ -24,8 +22,6 @@ from jax_deconv.problem import GIVEN, ConvProblem, Role, wider
 DEFAULT_WORKSPACE = 64 << 20
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
-_ROLES = (Role.X, Role.Y, Role.W)  # as the native module numbers them
-_CHANNELS_LAST = 1  # as the native module numbers layouts
 
 
 def why_not(problem: ConvProblem, policy) -> str | None:
@@ -51,7 +47,7 @@ def build(problem: ConvProblem, policy, plan: Plan | None = None) -> Callable:
     part, chunks = _part(problem)
     plan = plan or default_plan(policy)
     call = _call(problem.role, part.problem.shape(), part.problem.dtype, engine=plan.engine, knobs=plan.knobs,
-                 workspace=plan.workspace, **_attributes(problem, part, policy))
+                 workspace=plan.workspace, **trials.attributes(problem, part, policy))
     wide = part.problem.dtype
 
     def summed(a, b):
@@ -96,50 +92,20 @@ def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan
     With each goes whether its kernel is compiled when the plan is built, which takes up to seconds.
     """
     part, _ = _part(problem)
-    attributes = _attributes(problem, part, policy)
+    attributes = trials.attributes(problem, part, policy)
     del attributes["groups"]  # read off the shapes
     shapes = {str(role): part.problem.shape(role) for role in Role}
     name = part.problem.dtype.name
-    found = _ffi.native.candidates(_ROLES.index(problem.role), dtype=name, out_dtype=name, device=device,
+    found = _ffi.native.candidates(trials.ROLES.index(problem.role), dtype=name, out_dtype=name, device=device,
                                    **shapes, **attributes)
-    return [(Plan("cudnn", engine, tuple(knobs), workspace), compiles)
+    return [(Plan("cudnn", engine=engine, knobs=tuple(knobs), workspace=workspace), compiles)
             for engine, knobs, workspace, compiles in found if workspace <= workspace_limit(policy)]
 
 
-def measure(problem: ConvProblem, policy, plans: Sequence[Plan], *, budget: float = 0.5,
-            device: jax.Device | None = None, seed: int = 0) -> list[tuple[float, float]]:
-    """The time of each plan in microseconds, and its relative error against float64 sums.
-
-    Plans are tried in order, none after `budget` seconds; NaN stands where one was not tried or
-    failed.  Values are compared at sampled positions; operands hold few enough bits that TF32 and
-    bfloat16 represent them exactly.
-    """
+def measure(problem: ConvProblem, policy, plans: Sequence[Plan], **options) -> list[tuple[float, float]]:
+    """The time and the error of each plan, see `trials.measure`."""
     part, _ = _part(problem)
-    buffers = [jax.ShapeDtypeStruct(part.problem.shape(role), part.problem.dtype)
-               for role in (*GIVEN[problem.role], problem.role)]
-    # XLA allocates everything: what is timed are its results.
-    results = [*buffers, jax.ShapeDtypeStruct((max(plan.workspace for plan in plans),), jnp.uint8),
-               jax.ShapeDtypeStruct((len(plans), 2), jnp.float32)]
-    attributes = dict(
-        _attributes(problem, part, policy), role=_ROLES.index(problem.role),
-        engines=[plan.engine for plan in plans],
-        knobs=[value for plan in plans for value in plan.knobs],
-        knob_counts=[len(plan.knobs) for plan in plans], workspaces=[plan.workspace for plan in plans],
-        budget_us=budget * 1e6, seed=seed)
-    layouts = [_layout(s.ndim) for s in buffers]
-
-    def run():
-        def timing():
-            call = jax.ffi.ffi_call("jax_deconv_time", results, output_layouts=[*layouts, (0,), (0, 1)],
-                                    has_side_effect=True)
-            return call(**_encode(attributes))[-1]
-
-        with jax.default_device(device):
-            return np.asarray(jax.jit(timing)()).tolist()
-
-    # Callers are amid lowering: a thread of its own has none of their contexts (meshes, traces).
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        return list(map(tuple, executor.submit(run).result()))
+    return trials.measure(part, trials.attributes(problem, part, policy), plans=plans, **options)
 
 
 def reproduce(*, role: str, dtype: str, out_dtype: str, x, w, y, layout: int, **attributes):
@@ -153,40 +119,12 @@ def reproduce(*, role: str, dtype: str, out_dtype: str, x, w, y, layout: int, **
     return jax.block_until_ready(jax.jit(call)(*operands))
 
 
-def _attributes(problem: ConvProblem, part: core.Core, policy) -> dict:
-    """What the native module is told of a problem beside its shapes."""
-    axes = part.problem.geometry
-    return dict(
-        stride=[axis.stride for axis in axes],
-        dilation=[axis.dilation for axis in axes],
-        pad_lo=[axis.pad_lo for axis in axes],
-        pad_hi=list(part.pad_hi),
-        groups=part.problem.G,
-        layout=_CHANNELS_LAST,
-        # TF32 holds 16-bit operands exactly.
-        tf32=policy.precision is not lax.Precision.HIGHEST or problem.dtype.itemsize == 2,
-        deterministic=bool(policy.deterministic),
-    )
-
-
-def _encode(attributes: dict) -> dict:
-    """The attributes as FFI knows them."""
-    types = {bool: np.bool_, int: np.int64, float: np.float64}
-    return {name: types[type(value)](value) if type(value) in types else np.array(value, np.int64)
-            for name, value in (attributes | {"plan_version": _ffi.PLAN_VERSION}).items()}
-
-
-def _layout(ndim: int, layout: int = _CHANNELS_LAST) -> tuple[int, ...]:
-    """The physical order of the axes, outermost first."""
-    return (0, *range(2, ndim), 1) if layout == _CHANNELS_LAST else tuple(range(ndim))
-
-
 def _call(role: Role, shape: tuple[int, ...], dtype, *, workspace: int, layout: int,
           **attributes) -> Callable:
     """The custom call, less its workspace: a result that nobody reads, so that XLA allocates it."""
-    order = _layout(len(shape), layout)
+    order = trials.layout(len(shape), layout)
     results = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((workspace,), jnp.uint8))
     call = jax.ffi.ffi_call(f"jax_deconv_{role}", results, input_layouts=[order, order],
                             output_layouts=[order, (0,)])
-    call = functools.partial(call, **_encode(attributes | {"layout": layout}))
+    call = functools.partial(call, **trials.encode(attributes | {"layout": layout}))
     return lambda a, b: call(a, b)[0]

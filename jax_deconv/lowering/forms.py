@@ -109,7 +109,7 @@ def join_w(p: ConvProblem, w):
     return _pad(w, [(0, a.kernel - m * s) for a, m, s in zip(p.geometry, M, S)])
 
 
-def _without_stride(p: ConvProblem) -> ConvProblem:
+def without_stride(p: ConvProblem) -> ConvProblem:
     """The problem in blocks, its phases counted in C."""
     geometry = tuple(split_axis(a) if a.stride > 1 else a for a in p.geometry)
     return dataclasses.replace(p, geometry=geometry, C=p.C * math.prod(a.stride for a in p.geometry))
@@ -148,9 +148,9 @@ def conv(p: ConvProblem, precision, a, b):
                 dimension_numbers=numbers, batch_group_count=p.G)
 
 
-def split_conv(p: ConvProblem, precision, a, b):
-    """`conv` at stride 1."""
-    q = _without_stride(p)
+def split_conv(p: ConvProblem, precision, a, b, conv=conv):
+    """`conv`, or another form, at stride 1."""
+    q = without_stride(p)
 
     def merge(role, array):
         if role is Role.Y:
@@ -191,7 +191,7 @@ def _window(geometry, x, tap):
 def _taps(p: ConvProblem, precision, a, b, *, split: bool):
     """One product for every tap of the kernel, over the slice of x that it joins with y."""
     n = p.rank
-    q = _without_stride(p) if split else p
+    q = without_stride(p) if split else p
     S = q.C // p.C
     wide = _accumulator(a.dtype)
     given = dict(zip(GIVEN[p.role], (a, b)))

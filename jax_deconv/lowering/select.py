@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import warnings
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jax_deconv import tuning
-from jax_deconv.lowering import core, cudnn, xla
+from jax_deconv.lowering import core, cudnn, kernels, xla
 from jax_deconv.lowering.epilogue import Epilogue
+from jax_deconv.lowering.plan import Plan
 from jax_deconv.policy import Policy
 from jax_deconv.problem import ConvProblem, Role
 
@@ -28,19 +30,51 @@ def build(problem: ConvProblem, *, policy: Policy, platform: str | None, may_tim
       may_time: whether candidates may be run here and now to find the fastest.
       epilogue: what follows in the same call.
     """
-    if epilogue is not None:
-        linear = functools.partial(build, policy=policy, platform=platform, may_time=may_time)
-        return epilogue.after(linear, problem, platform)
+    plan = _plan(problem, policy, platform, may_time)
+    if epilogue is None:
+        return xla.build(problem, policy, platform) if plan is None else _planned(problem, policy, plan)
+    if plan is not None and plan.algorithm in kernels.FAMILIES and kernels.fuses(problem, epilogue):
+        return kernels.build(problem, policy, plan, epilogue)
+    linear = functools.partial(build, policy=policy, platform=platform, may_time=may_time)
+    return epilogue.after(linear, problem, platform)
+
+
+#: Called with (problem, policy, choice or None for XLA) for every call that is lowered.
+watch: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("watch", default=None)
+
+
+def _plan(problem: ConvProblem, policy: Policy, platform: str | None, may_time: bool) -> Plan | None:
+    """The plan of a call; None where XLA computes it."""
+    choice = _choice(problem, policy, platform, may_time)
+    if (watcher := watch.get()) is not None:
+        watcher(problem, policy, choice)
+    return choice and choice.plan
+
+
+def _choice(problem: ConvProblem, policy: Policy, platform: str | None, may_time: bool) -> tuning.Choice | None:
     empty = any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None
-    if not empty and policy.algorithm != "xla":
-        reason = cudnn.why_not(problem, policy) if platform == "cuda" else "it needs an NVIDIA GPU"
-        if reason is None:
-            return cudnn.build(problem, policy, tuning.choose(problem, policy, may_time=may_time))
-        if policy.algorithm == "cudnn":
-            raise ValueError(f"algorithm='cudnn' cannot compute {tuning.describe(problem, policy)}: {reason}")
-        if platform == "cuda":
-            _fall_back(problem, policy, reason)
-    return xla.build(problem, policy, platform)
+    if empty or policy.algorithm == "xla":
+        return None
+    names = tuning.ALGORITHMS if policy.algorithm is None else (policy.algorithm,)
+    reasons = {name: tuning.why_not(name, problem, policy) if platform == "cuda" else "it needs an NVIDIA GPU"
+               for name in names}
+    if able := [name for name, reason in reasons.items() if reason is None]:
+        return tuning.choose(problem, policy, may_time=may_time, algorithms=able)
+    if policy.algorithm is not None:
+        raise ValueError(f"algorithm={policy.algorithm!r} cannot compute {tuning.describe(problem, policy)}: "
+                         f"{reasons[policy.algorithm]}")
+    if platform == "cuda":
+        _fall_back(problem, policy, reasons["cudnn"])
+    return None
+
+
+def _planned(problem: ConvProblem, policy: Policy, plan: Plan) -> Callable:
+    if plan.algorithm in kernels.FAMILIES:
+        return kernels.build(problem, policy, plan)
+    call = functools.partial(cudnn.build, policy=policy, plan=plan)
+    if plan.algorithm in tuning.TRANSFORMS:
+        return tuning.TRANSFORMS[plan.algorithm].build(problem, policy, plan, call)
+    return call(problem)
 
 
 def _fall_back(problem: ConvProblem, policy: Policy, reason: str) -> None:

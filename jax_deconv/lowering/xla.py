@@ -81,11 +81,11 @@ def _compute_dtype(problem: ConvProblem, platform: str | None):
     return jnp.dtype(jnp.int64 if wide.itemsize == 8 else jnp.int32)
 
 
-def _channels_last(role: Role, array):
+def channels_last(role: Role, array):
     return jnp.moveaxis(array, (0, 1), (-2, -1)) if role is Role.W else jnp.moveaxis(array, 1, -1)
 
 
-def _canonical(role: Role, array):
+def canonical(role: Role, array):
     return jnp.moveaxis(array, (-2, -1), (0, 1)) if role is Role.W else jnp.moveaxis(array, -1, 1)
 
 
@@ -104,8 +104,8 @@ def build(problem: ConvProblem, policy, platform: str | None, form: Callable | N
     form = form or choose(part.problem, dtype, platform)
 
     def function(*operands):
-        operands = (_channels_last(role, t.astype(dtype)) for role, t in zip(GIVEN[problem.role], operands))
+        operands = (channels_last(role, t.astype(dtype)) for role, t in zip(GIVEN[problem.role], operands))
         out = form(part.problem, policy.precision, *operands)
-        return _canonical(problem.role, out.astype(problem.out_dtype))
+        return canonical(problem.role, out.astype(problem.out_dtype))
 
     return part.wrap(function)
