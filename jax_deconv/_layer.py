@@ -16,32 +16,15 @@ import jax.numpy as jnp
 from jax.nn import initializers
 
 from jax_deconv.api import conv_transpose
-from jax_deconv.conventions import group_count, integers, pairs
+from jax_deconv.conventions import group_count, integers, is_integer, pairs, per_axis
 
 _INPUT_TIMES_STRIDE = ("CIRCULAR", "CAUSAL")
-
-
-def _is_int(value) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _per_axis(name: str, value, rank: int, least: int = 1) -> tuple[int, ...]:
-    """`value` as one integer for each spatial axis."""
-    try:
-        return integers(name, (value,) * rank if _is_int(value) else tuple(value), rank, least)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} must be an integer >= {least} or have one for each of the {rank} spatial axes "
-                          f"of kernel_size; got {value!r}") from None
 
 
 def kernel_size(size) -> tuple[int, ...]:
     """A module's kernel_size; an integer is that of one spatial axis, as in Flax."""
     try:
-        sizes = (size,) if _is_int(size) else tuple(size)
+        sizes = (size,) if is_integer(size) else tuple(size)
         return integers("kernel_size", sizes, len(sizes), 1)
     except (TypeError, ValueError) as error:
         raise type(error)(f"kernel_size must be an integer >= 1 or have one for each spatial axis; got {size!r}"
@@ -49,7 +32,7 @@ def kernel_size(size) -> tuple[int, ...]:
 
 
 def feature_count(name: str, value) -> int:
-    if not _is_int(value) or operator.index(value) < 0:
+    if not is_integer(value) or operator.index(value) < 0:
         raise ValueError(f"{name} must be an integer >= 0; got {value!r}")
     return operator.index(value)
 
@@ -103,11 +86,11 @@ def apply(module, inputs, kernel, bias, batch_shape) -> jax.Array:
     """The layer's output from flattened inputs and promoted parameters."""
     rank = len(kernel_size(module.kernel_size))
     # None means 1, as in Flax.
-    strides = _per_axis("strides", 1 if module.strides is None else module.strides, rank)
-    dilation = _per_axis("kernel_dilation", 1 if module.kernel_dilation is None else module.kernel_dilation, rank)
+    strides = per_axis("strides", 1 if module.strides is None else module.strides, rank)
+    dilation = per_axis("kernel_dilation", 1 if module.kernel_dilation is None else module.kernel_dilation, rank)
     output_padding = module.output_padding
     if output_padding is not None:
-        output_padding = _per_axis("output_padding", output_padding, rank, least=0)
+        output_padding = per_axis("output_padding", output_padding, rank, least=0)
 
     padding = _padding(module.padding, rank)
     consistent = module.use_consistent_padding
@@ -133,8 +116,8 @@ def _padding(padding, rank: int):
     if isinstance(padding, str):
         return padding
     try:
-        each = (padding,) * rank if _is_int(padding) else padding
-        return pairs([(p, p) if _is_int(p) else p for p in each], rank)
+        each = (padding,) * rank if is_integer(padding) else padding
+        return pairs([(p, p) if is_integer(p) else p for p in each], rank)
     except (TypeError, ValueError):
         raise ValueError(f"padding must be a string, an integer, or have an integer or a (low, high) pair "
                          f"for each of the {rank} spatial axes of kernel_size; got {padding!r}") from None

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -76,6 +77,14 @@ class Placement:
 # ---- arguments that every convention shares -------------------------------------------------------------
 
 
+class Names(NamedTuple):
+    """What a convention calls its operands and its groups; for messages."""
+
+    lhs: str = "lhs"
+    rhs: str = "rhs"
+    groups: str = "feature_group_count (groups)"
+
+
 def integers(name: str, value, length: int, least: int) -> tuple[int, ...]:
     """A sequence of `length` integers, each at least `least`."""
     expected = f"a sequence of {length} integers >= {least}"
@@ -90,6 +99,23 @@ def integers(name: str, value, length: int, least: int) -> tuple[int, ...]:
     return result
 
 
+def is_integer(value) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def per_axis(name: str, value, rank: int, least: int = 1) -> tuple[int, ...]:
+    """One integer for all spatial axes, or one for each."""
+    try:
+        return integers(name, (value,) * rank if is_integer(value) else tuple(value), rank, least)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} must be an integer >= {least} or have one for each of the {rank} spatial axes; "
+                          f"got {value!r}") from None
+
+
 def pairs(padding, length: int) -> tuple[tuple[int, int], ...]:
     """Explicit padding: one (low, high) pair for each spatial axis; negative numbers crop."""
     expected = f"a string or a sequence of {length} (low, high) pairs of integers"
@@ -102,38 +128,96 @@ def pairs(padding, length: int) -> tuple[tuple[int, int], ...]:
     return result
 
 
-def group_count(value) -> int:
+def group_count(value, name: str = "feature_group_count") -> int:
     try:
         groups = operator.index(value)
     except TypeError as error:
-        raise TypeError(f"feature_group_count must be an integer >= 1; got {value!r}") from error
+        raise TypeError(f"{name} must be an integer >= 1; got {value!r}") from error
     if groups < 1:
-        raise ValueError(f"feature_group_count (groups) must be an integer >= 1; got {value!r}")
+        raise ValueError(f"{name} must be an integer >= 1; got {value!r}")
     return groups
+
+
+def axis_order(order: str, leading: str, rank: int) -> tuple[int, ...]:
+    """Where the `leading` letters and then the spatial axes stand in arrays of an order such as ``"N*C"``."""
+    space = "".join(map(str, range(rank)))
+    axes = order.replace("*", space)
+    return tuple(axes.index(letter) for letter in leading + space)
 
 
 def _take(shape: Sequence[int], perm: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[i] for i in perm)
 
 
-def _ranks(names: tuple[str, str], lhs_shape, rhs_shape) -> int:
+def _ranks(names: Names, lhs_shape, rhs_shape) -> int:
     """The number of spatial axes."""
     if len(lhs_shape) != len(rhs_shape) or len(lhs_shape) < 2:
-        raise ValueError(f"{names[0]} and {names[1]} must have the same number of axes, at least 2; got shapes "
+        raise ValueError(f"{names.lhs} and {names.rhs} must have the same number of axes, at least 2; got shapes "
                          f"{tuple(lhs_shape)} and {tuple(rhs_shape)}")
     return len(lhs_shape) - 2
 
 
-def _check_channels(what: str, channels: int, groups: int, rhs_spec: str, inner: int, rhs_shape, whole: int):
+def _check_channels(names: Names, channels: int, groups: int, rhs_spec: str, inner: int, rhs_shape, whole: int):
     """`channels` of the input meet `inner` channels of the kernel in each group."""
     if channels % groups or whole % groups:
         raise ValueError(
-            f"feature_group_count (groups) must divide the {channels} channels of {what} and the {whole} of the "
-            f"kernel's whole channel axis; got {groups} with rhs of shape {tuple(rhs_shape)}")
+            f"{names.groups} must divide the {channels} channels of {names.lhs} and the {whole} of the "
+            f"kernel's whole channel axis; got {groups} with {names.rhs} of shape {tuple(rhs_shape)}")
     if channels != inner:
         raise ValueError(
-            f"{what} has {channels} channels, but rhs of shape {tuple(rhs_shape)} with feature_group_count "
-            f"(groups) = {groups} takes {inner} ({rhs_spec})")
+            f"{names.lhs} has {channels} channels, but {names.rhs} of shape {tuple(rhs_shape)} with {names.groups} "
+            f"= {groups} takes {inner} ({rhs_spec})")
+
+
+class _Axes(NamedTuple):
+    """As in `Placement`: the axes of the three arrays in canonical order."""
+
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rank: int, lhs: str, rhs: str) -> _Axes:
+        """From the orders of images and kernels."""
+        images = axis_order(lhs, "NC", rank)
+        return cls(images, axis_order(rhs, "OI", rank), images)
+
+
+class _Arguments(NamedTuple):
+    """What every convolution has, checked."""
+
+    names: Names
+    lhs_shape: Sequence[int]
+    rhs_shape: Sequence[int]
+    axes: _Axes
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def spatial(self, role: Role) -> list[Axis]:
+        """The spatial axes; the size of the tensor that lhs is not is left open."""
+        sizes, taps = _take(self.lhs_shape, self.axes.lhs)[2:], _take(self.rhs_shape, self.axes.rhs)[2:]
+        field = {Role.X: "x_size", Role.Y: "y_size"}[role]
+        return [Axis(**{"x_size": 0, "y_size": 0, field: n}, kernel=k, stride=s, dilation=d)
+                for n, k, s, d in zip(sizes, taps, self.strides, self.dilation)]
+
+    def transposed(self, place: Callable[[int, Axis], Axis], reversed: bool = False) -> Placement:
+        """The transposed convolution; `place` gives each axis its result's size and where that begins."""
+        outer, inner, *_ = _take(self.rhs_shape, self.axes.rhs)
+        channels = self.lhs_shape[self.axes.lhs[1]]
+        meets = ("its I axis times the groups", inner * self.groups) if reversed else (
+            "its O axis: the input channels of a transposed convolution", outer)
+        _check_channels(self.names, channels, self.groups, *meets, self.rhs_shape, outer)
+        geometry = tuple(place(i, axis) for i, axis in enumerate(self.spatial(Role.Y)))
+        return Placement(geometry, self.groups, y=self.axes.lhs, w=self.axes.rhs, x=self.axes.out, reversed=reversed)
+
+    def plain(self, pads: Callable[[int, Axis], tuple[int, int]]) -> Placement:
+        """The convolution whose input is padded by `pads`."""
+        outer, inner, *_ = _take(self.rhs_shape, self.axes.rhs)
+        _check_channels(self.names, self.lhs_shape[self.axes.lhs[1]], self.groups, "its I axis times the groups",
+                        inner * self.groups, self.rhs_shape, outer)
+        geometry = tuple(_padded_axis(axis, pads(i, axis), i) for i, axis in enumerate(self.spatial(Role.X)))
+        return Placement(geometry, self.groups, x=self.axes.lhs, w=self.axes.rhs, y=self.axes.out, reversed=False)
 
 
 # ---- jax.lax -------------------------------------------------------------------------------------------
@@ -156,41 +240,39 @@ def lax_conv_transpose(
     extent); where a stride exceeds the kernel, the zeros that no tap reaches come last.  Pairs pad
     the dilated input; with `use_consistent_padding` they too are the forward convolution's.
     """
-    rank = _ranks(("lhs", "rhs"), lhs_shape, rhs_shape)
+    rank = _ranks(Names(), lhs_shape, rhs_shape)
     if dimension_numbers is None:
         if rank not in _DEFAULT_TRANSPOSE_SPECS:
             raise ValueError(f"dimension_numbers must be given for {rank} spatial axes; got None, whose default "
                              "exists for at most 3")
         dimension_numbers = _DEFAULT_TRANSPOSE_SPECS[rank]
-    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
-    groups = group_count(feature_group_count)
-    outer, inner, *kernel = _take(rhs_shape, dn.rhs_spec)
-    channels = lhs_shape[dn.lhs_spec[1]]
-    if transpose_kernel:
-        _check_channels("lhs", channels, groups, "its O axis: transpose_kernel", outer, rhs_shape, outer)
-    else:
-        _check_channels("lhs", channels, groups, "its I axis times the groups", inner * groups, rhs_shape, outer)
-
-    strides = integers("strides", strides, rank, 1)
-    dilation = integers("rhs_dilation", rhs_dilation, rank, 1) if rhs_dilation is not None else (1,) * rank
+    given = _lax_arguments(lhs_shape, rhs_shape, "strides", strides, rhs_dilation, dimension_numbers,
+                           feature_group_count)
     if output_shape is not None and output_padding is not None:
         raise ValueError(f"output_shape and output_padding exclude each other; got output_shape={output_shape!r} "
                          f"and output_padding={output_padding!r}")
     extra = integers("output_padding", output_padding, rank, 0) if output_padding is not None else (0,) * rank
-    sizes, extents = _take(lhs_shape, dn.lhs_spec)[2:], [(k - 1) * d + 1 for k, d in zip(kernel, dilation)]
-    padding = _transposed_padding(padding, sizes, extents, strides, use_consistent_padding)
     wanted = (None,) * rank if output_shape is None else integers("output_shape", output_shape, rank, 0)
+    spatial = given.spatial(Role.Y)
+    padding = _transposed_padding(padding, [a.y_size for a in spatial], [a.extent for a in spatial], given.strides,
+                                  use_consistent_padding)
 
-    axes = []
-    for i, y in enumerate(sizes):
-        axis = Axis(0, y, kernel[i], strides[i], dilation[i])
+    def place(i: int, axis: Axis) -> Axis:
         if wanted[i] is None:
-            axis = _transposed_axis(axis, padding[i], extra[i], use_consistent_padding)
-        else:
-            axis = _axis_of_size(axis, padding[i], wanted[i], use_consistent_padding, i)
-        axes.append(axis)
-    return Placement(tuple(axes), groups, y=tuple(dn.lhs_spec), w=tuple(dn.rhs_spec), x=tuple(dn.out_spec),
-                     reversed=not transpose_kernel)
+            return _transposed_axis(axis, padding[i], extra[i], use_consistent_padding)
+        return _axis_of_size(axis, padding[i], wanted[i], use_consistent_padding, f"output_shape[{i}]")
+
+    return given.transposed(place, reversed=not transpose_kernel)
+
+
+def _lax_arguments(lhs_shape, rhs_shape, name, strides, rhs_dilation, dimension_numbers, groups) -> _Arguments:
+    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
+    rank = len(lhs_shape) - 2
+    return _Arguments(
+        Names(), lhs_shape, rhs_shape, _Axes(tuple(dn.lhs_spec), tuple(dn.rhs_spec), tuple(dn.out_spec)),
+        integers(name, strides, rank, 1),
+        integers("rhs_dilation", rhs_dilation, rank, 1) if rhs_dilation is not None else (1,) * rank,
+        group_count(groups))
 
 
 def _transposed_padding(padding, sizes, extents, strides, consistent: bool) -> tuple:
@@ -242,7 +324,7 @@ def _transposed_axis(axis: Axis, padding, extra: int, consistent: bool) -> Axis:
     return dataclasses.replace(axis, x_size=x_size + extra, pad_lo=k - 1 - lo)
 
 
-def _axis_of_size(axis: Axis, padding, x_size: int, consistent: bool, index: int) -> Axis:
+def _axis_of_size(axis: Axis, padding, x_size: int, consistent: bool, name: str) -> Axis:
     """The axis of a transposed convolution whose result has the size `x_size`.
 
     With a string it is the adjoint of the convolution from that size with that padding; with
@@ -257,7 +339,7 @@ def _axis_of_size(axis: Axis, padding, x_size: int, consistent: bool, index: int
     most = least + axis.stride - 1
     if not max(least, 0) <= x_size <= most:
         raise ValueError(
-            f"output_shape[{index}] must be in {max(least, 0)}..{most}, the sizes that a convolution takes to "
+            f"{name} must be in {max(least, 0)}..{most}, the sizes that a convolution takes to "
             f"{axis.y_size} with kernel {axis.kernel}, stride {axis.stride}, dilation {axis.dilation} and "
             f"padding {padding!r}; got {x_size}")
     return dataclasses.replace(axis, x_size=x_size, pad_lo=pad_lo)
@@ -280,27 +362,283 @@ def lax_conv(
     feature_group_count=1,
 ) -> Placement:
     """`jax.lax.conv_general_dilated`'s conventions, without a dilation of lhs."""
-    rank = _ranks(("lhs", "rhs"), lhs_shape, rhs_shape)
-    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
-    groups = group_count(feature_group_count)
-    outer, inner, *kernel = _take(rhs_shape, dn.rhs_spec)
-    _check_channels("lhs", lhs_shape[dn.lhs_spec[1]], groups, "its I axis times the groups", inner * groups,
-                    rhs_shape, outer)
-    strides = integers("window_strides", window_strides, rank, 1)
-    dilation = integers("rhs_dilation", rhs_dilation, rank, 1) if rhs_dilation is not None else (1,) * rank
+    rank = _ranks(Names(), lhs_shape, rhs_shape)
+    given = _lax_arguments(lhs_shape, rhs_shape, "window_strides", window_strides, rhs_dilation, dimension_numbers,
+                           feature_group_count)
     if isinstance(padding, str) and padding.upper() not in _FORWARD_PADDING:
         raise ValueError(f"padding must be one of {_FORWARD_PADDING} or a sequence of {rank} (low, high) pairs; "
                          f"got {padding!r}")
-    explicit = None if isinstance(padding, str) else pairs(padding, rank)
-    axes = []
-    for i, x in enumerate(_take(lhs_shape, dn.lhs_spec)[2:]):
-        axis = Axis(x, 0, kernel[i], strides[i], dilation[i])
-        lo, hi = explicit[i] if explicit else forward_padding(padding, x, axis.extent, axis.stride)
-        padded = x + lo + hi
-        if isinstance(padded, int) and padded < 0:
-            raise ValueError(f"padding[{i}]={(lo, hi)} crops more than the input's size {x}; kernel {axis.kernel}, "
-                             f"stride {axis.stride}, dilation {axis.dilation}")
-        y_size = (padded - axis.extent) // axis.stride + 1
-        axes.append(dataclasses.replace(axis, y_size=max(y_size, 0), pad_lo=lo))
-    return Placement(tuple(axes), groups, x=tuple(dn.lhs_spec), w=tuple(dn.rhs_spec), y=tuple(dn.out_spec),
-                     reversed=False)
+    if isinstance(padding, str):
+        return given.plain(lambda i, axis: forward_padding(padding, axis.x_size, axis.extent, axis.stride))
+    explicit = pairs(padding, rank)
+    return given.plain(lambda i, axis: explicit[i])
+
+
+def _padded_axis(axis: Axis, padding: tuple[int, int], index: int) -> Axis:
+    """The axis of a convolution, its size computed from the padding."""
+    padded = axis.x_size + sum(padding)
+    if isinstance(padded, int) and padded < 0:
+        raise ValueError(f"padding[{index}]={padding} crops more than the input's size {axis.x_size}; kernel "
+                         f"{axis.kernel}, stride {axis.stride}, dilation {axis.dilation}")
+    y_size = (padded - axis.extent) // axis.stride + 1
+    return dataclasses.replace(axis, y_size=max(y_size, 0), pad_lo=padding[0])
+
+
+# ---- other frameworks ----------------------------------------------------------------------------------
+
+# The axes of a kernel.  For a transposed convolution each of them means the kernel of the convolution
+# that is transposed, so O holds the input's channels, and nothing is reversed.
+KERNEL_ORDERS: Mapping[str, str] = {"torch": "OI*", "onnx": "OI*", "mxnet": "OI*", "keras": "*IO", "tensorflow": "*IO"}
+MXNET_CHANNELS_LAST = "O*I"  # the kernel of MXNet's NWC, NHWC and NDHWC
+
+_LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
+
+
+def channels_first(name: str, layout: str, rank: int) -> bool:
+    """Whether a layout by name, such as ``"NHWC"``, has the channels before space."""
+    known = _LAYOUTS.get(rank, ())
+    if layout not in known:
+        raise ValueError(f"{name} must be one of {known} for {rank} spatial axes; got {layout!r}")
+    return layout == known[0]
+
+
+def _full(axis: Axis) -> int:
+    """The size of the transposed convolution's result before anything is cut from it."""
+    return (axis.y_size - 1) * axis.stride + axis.extent
+
+
+def _crop(axis: Axis, low: int, high: int) -> Axis:
+    """The full result without its first `low` and last `high` positions; negative numbers add zeros."""
+    size = _full(axis) - low - high
+    if axis.y_size == 0 or isinstance(size, int) and size < 1:
+        raise ValueError(f"padding must leave an output of size >= 1 on each spatial axis; got {size} from input size "
+                         f"{axis.y_size}, kernel {axis.kernel}, stride {axis.stride}, dilation {axis.dilation} and a "
+                         f"crop of {(low, high)}")
+    return dataclasses.replace(axis, x_size=size, pad_lo=low)
+
+
+def _same_kernel(name: str, kernel, rank: int, w_shape: Sequence[int], w_name: str):
+    """Checks a kernel size that is said beside the kernel."""
+    if per_axis(name, kernel, rank) != tuple(w_shape):
+        raise ValueError(f"{name} must be the spatial shape of {w_name}, {tuple(w_shape)}; got {kernel!r}")
+
+
+def _below_stride_or_dilation(extra, strides, dilation, names=("stride", "dilation")):
+    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilation)):
+        raise ValueError(f"output_padding must be less than {names[0]} or {names[1]} on each spatial axis; got "
+                         f"output_padding={extra}, {names[0]}={strides}, {names[1]}={dilation}")
+
+
+# PyTorch: torch.nn.functional.conv{1,2,3}d, conv_transpose{1,2,3}d; output_size as torch.nn.ConvTranspose has it.
+
+
+def _torch_each(name: str, value, rank: int, least: int = 1) -> tuple[int, ...]:
+    """A sequence of one integer means what the integer does."""
+    single = not is_integer(value) and hasattr(value, "__len__") and len(value) == 1
+    return per_axis(name, value[0] if single else value, rank, least)
+
+
+def _torch_arguments(input_shape, weight_shape, stride, dilation, groups) -> _Arguments:
+    names = Names("input", "weight", "groups")
+    rank = _ranks(names, input_shape, weight_shape)
+    if 0 in input_shape[2:]:
+        raise ValueError("input must have spatial axes of size >= 1 (batch and channels may be empty); got shape "
+                         f"{tuple(input_shape)}")
+    return _Arguments(names, input_shape, weight_shape, _Axes.of(rank, "NC*", KERNEL_ORDERS["torch"]),
+                      _torch_each("stride", stride, rank), _torch_each("dilation", dilation, rank),
+                      group_count(groups, "groups"))
+
+
+def torch_conv_transpose(input_shape, weight_shape, stride=1, padding=0, output_padding=0, groups=1, dilation=1,
+                         output_size=None) -> Placement:
+    given = _torch_arguments(input_shape, weight_shape, stride, dilation, groups)
+    rank = len(given.strides)
+    pads = _torch_each("padding", padding, rank, 0)
+    extra = _torch_each("output_padding", output_padding, rank, 0)
+    _below_stride_or_dilation(extra, given.strides, given.dilation)
+    if output_size is None:
+        return given.transposed(lambda i, axis: _crop(axis, pads[i], pads[i] - extra[i]))
+    if any(extra):
+        raise ValueError(f"output_size and output_padding exclude each other; got output_size={output_size!r} and "
+                         f"output_padding={output_padding!r}")
+    wanted = integers("output_size", output_size, rank, 1)
+    return given.transposed(
+        lambda i, axis: _axis_of_size(axis, (pads[i], pads[i]), wanted[i], True, f"output_size[{i}]"))
+
+
+def torch_conv(input_shape, weight_shape, stride=1, padding=0, dilation=1, groups=1) -> Placement:
+    given = _torch_arguments(input_shape, weight_shape, stride, dilation, groups)
+    pads = torch_padding(weight_shape, padding, stride, dilation)
+    padded = [n + sum(p) for n, p in zip(input_shape[2:], pads)]
+    extents = [axis.extent for axis in given.spatial(Role.X)]
+    if any(isinstance(n, int) and n < e for n, e in zip(padded, extents)):
+        raise ValueError(f"weight must not reach beyond the padded input: it spans {tuple(extents)} positions and the "
+                         f"padded input {tuple(padded)}; got weight of shape {tuple(weight_shape)} and input of shape "
+                         f"{tuple(input_shape)}")
+    return given.plain(lambda i, axis: pads[i])
+
+
+def torch_padding(weight_shape, padding, stride=1, dilation=1) -> tuple[tuple[int, int], ...]:
+    """The (low, high) padding of each axis of a convolution; of an odd total the high side has more."""
+    kernel = weight_shape[2:]
+    rank = len(kernel)
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        strides = _torch_each("stride", stride, rank)
+        if any(s != 1 for s in strides):
+            raise ValueError(f"padding='same' needs stride 1; got stride={stride!r}")
+        totals = [d * (k - 1) for k, d in zip(kernel, _torch_each("dilation", dilation, rank))]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    elif isinstance(padding, str):
+        raise ValueError(f"padding must be 'valid', 'same', an integer >= 0 or one for each spatial axis; "
+                         f"got {padding!r}")
+    return tuple((p, p) for p in _torch_each("padding", padding, rank, 0))
+
+
+# ONNX: ConvTranspose.
+
+
+def onnx_conv_transpose(x_shape, w_shape, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None,
+                        output_padding=None, output_shape=None, pads=None, strides=None, opset=22) -> Placement:
+    """The crop that a given size leaves open is split in halves: of an odd one the high side has more with
+    SAME_UPPER and the low side without; before opset 11 it was the other way round."""
+    names = Names("X", "W", "group")
+    rank = _ranks(names, x_shape, w_shape)
+    given = _Arguments(names, x_shape, w_shape, _Axes.of(rank, "NC*", KERNEL_ORDERS["onnx"]),
+                       integers("strides", (1,) * rank if strides is None else strides, rank, 1),
+                       integers("dilations", (1,) * rank if dilations is None else dilations, rank, 1),
+                       group_count(group, "group"))
+    if kernel_shape is not None:
+        _same_kernel("kernel_shape", kernel_shape, rank, w_shape[2:], "W")
+    extra = integers("output_padding", (0,) * rank if output_padding is None else output_padding, rank, 0)
+    _below_stride_or_dilation(extra, given.strides, given.dilation, ("strides", "dilations"))
+    if auto_pad not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
+        raise ValueError(f"auto_pad must be 'NOTSET', 'SAME_UPPER', 'SAME_LOWER' or 'VALID'; got {auto_pad!r}")
+    if pads is not None and auto_pad != "NOTSET":
+        raise ValueError(f"pads and auto_pad exclude each other; got pads={pads!r} and auto_pad={auto_pad!r}")
+    explicit = integers("pads", (0,) * 2 * rank if pads is None else pads, 2 * rank, 0)
+    if output_shape is not None:
+        wanted = integers("output_shape", output_shape, rank, 1)
+    elif auto_pad.startswith("SAME"):
+        wanted = tuple(n * s for n, s in zip(x_shape[2:], given.strides))
+    else:
+        return given.transposed(lambda i, axis: _crop(axis, explicit[i], explicit[rank + i] - extra[i]))
+    less_low = (auto_pad == "SAME_UPPER") == (opset >= 11)
+
+    def place(i: int, axis: Axis) -> Axis:
+        total = max(_full(axis) + extra[i] - wanted[i], 0)
+        low = total // 2 if less_low else total - total // 2
+        return _crop(axis, low, _full(axis) - low - wanted[i])
+
+    return given.transposed(place)
+
+
+# MXNet: Deconvolution.
+
+
+def mxnet_deconvolution(data_shape, weight_shape, kernel, stride=None, dilate=None, pad=None, adj=None,
+                        target_shape=None, num_filter=None, num_group=1, layout=None) -> Placement:
+    """`target_shape` decides the crop alone; of an odd one the low side has more."""
+    names = Names("data", "weight", "num_group")
+    rank = _ranks(names, data_shape, weight_shape)
+    first = layout is None or channels_first("layout", layout, rank)
+    axes = _Axes.of(rank, *(("NC*", KERNEL_ORDERS["mxnet"]) if first else ("N*C", MXNET_CHANNELS_LAST)))
+
+    def each(name, value, default):
+        return per_axis(name, default if value is None or value == () else value, rank, default)
+
+    given = _Arguments(names, data_shape, weight_shape, axes, each("stride", stride, 1), each("dilate", dilate, 1),
+                       group_count(num_group, "num_group"))
+    _, filters, *taps = _take(weight_shape, axes.rhs)
+    _same_kernel("kernel", kernel, rank, taps, "weight")
+    if num_filter != filters * given.groups:
+        raise ValueError(f"num_filter must be what weight of shape {tuple(weight_shape)} with {given.groups} groups "
+                         f"makes, {filters * given.groups}; got {num_filter!r}")
+    target = each("target_shape", target_shape, 0)
+    if not any(target):
+        pads, extra = each("pad", pad, 0), each("adj", adj, 0)
+        if any(e >= s for e, s in zip(extra, given.strides)):
+            raise ValueError(f"adj must be less than stride on each spatial axis; got adj={adj!r}, stride={stride!r}")
+        return given.transposed(lambda i, axis: _crop(axis, pads[i], pads[i] - extra[i]))
+
+    def place(i: int, axis: Axis) -> Axis:
+        total = _full(axis) - target[i]
+        if not target[i] or total < 0:
+            raise ValueError(f"target_shape[{i}] must be in 1..{_full(axis)}, at most the size of the whole result; "
+                             f"got {target[i]}")
+        return _crop(axis, total - total // 2, total // 2)
+
+    return given.transposed(place)
+
+
+# Keras: keras.ops.conv_transpose.
+
+
+def keras_conv_transpose(inputs_shape, kernel_shape, strides=1, padding="valid", output_padding=None,
+                         data_format=None, dilation_rate=1) -> Placement:
+    """Without `output_padding`, 'same' makes ``input * stride`` and 'valid' ``(input - 1) * stride + max(kernel,
+    stride)`` positions.  With it, it adds to ``(input - 1) * stride`` and, for 'valid', the kernel; for 'same', the
+    kernel's remainder modulo 2.  'same' cuts the low half of what is too much."""
+    names = Names("inputs", "kernel", "groups")
+    rank = _ranks(names, inputs_shape, kernel_shape)
+    if data_format not in (None, "channels_last", "channels_first"):
+        raise ValueError(f"data_format must be None, 'channels_last' or 'channels_first'; got {data_format!r}")
+    if not isinstance(padding, str) or padding.lower() not in ("same", "valid"):
+        raise ValueError(f"padding must be 'same' or 'valid'; got {padding!r}")
+    same = padding.lower() == "same"
+    images = "NC*" if data_format == "channels_first" else "N*C"
+    given = _Arguments(names, inputs_shape, kernel_shape, _Axes.of(rank, images, KERNEL_ORDERS["keras"]),
+                       per_axis("strides", strides, rank), per_axis("dilation_rate", dilation_rate, rank), 1)
+    extra = None if output_padding is None else per_axis("output_padding", output_padding, rank, 0)
+    if extra is not None and any(e >= s for e, s in zip(extra, given.strides)):
+        raise ValueError(f"output_padding must be less than strides on each spatial axis; got "
+                         f"output_padding={output_padding!r}, strides={strides!r}")
+
+    def place(i: int, axis: Axis) -> Axis:
+        k, s = axis.extent, axis.stride
+        if extra is None:
+            beyond = s if same else max(k, s)
+        else:
+            beyond = extra[i] + (k % 2 if same else k)
+        cut = k - beyond
+        low = max(cut // 2, 0) if same else 0
+        return _crop(axis, low, cut - low)
+
+    return given.transposed(place)
+
+
+# TensorFlow: tf.nn.conv_transpose.
+
+
+def tensorflow_conv_transpose(input_shape, filters_shape, output_shape, strides, padding="SAME", data_format=None,
+                              dilations=None) -> Placement:
+    """The transpose of the convolution that takes `output_shape` to the input's size."""
+    names = Names("input", "filters", "groups")
+    rank = _ranks(names, input_shape, filters_shape)
+    images = "NC*" if data_format is not None and channels_first("data_format", data_format, rank) else "N*C"
+    axes = _Axes.of(rank, images, KERNEL_ORDERS["tensorflow"])
+
+    def each(name, value):
+        if not is_integer(value) and hasattr(value, "__len__") and len(value) == rank + 2:
+            batch, channels, *value = _take(value, axes.lhs)
+            if (batch, channels) != (1, 1):
+                raise ValueError(f"{name} must be 1 for batch and channels; got {(batch, channels)}")
+        return _torch_each(name, value, rank)
+
+    given = _Arguments(names, input_shape, filters_shape, axes, each("strides", strides),
+                       each("dilations", 1 if dilations is None else dilations), 1)
+    batch, channels, *wanted = _take(integers("output_shape", output_shape, rank + 2, 0), axes.out)
+    expected = input_shape[axes.lhs[0]], filters_shape[axes.rhs[1]]
+    if (batch, channels) != expected:
+        raise ValueError(f"output_shape must have the input's batch and the filters' output channels, {expected}; got "
+                         f"{(batch, channels)}")
+    if isinstance(padding, str):
+        if padding not in ("SAME", "VALID"):
+            raise ValueError(f"padding must be 'SAME', 'VALID' or a (low, high) pair for each axis; got {padding!r}")
+        pads = (padding,) * rank
+    else:
+        outer, inner, *pads = _take(pairs(padding, rank + 2), axes.lhs)
+        if any(outer) or any(inner):
+            raise ValueError(f"padding must be (0, 0) for batch and channels; got {outer} and {inner}")
+    return given.transposed(lambda i, axis: _axis_of_size(axis, pads[i], wanted[i], True, f"output_shape[{i}]"))
