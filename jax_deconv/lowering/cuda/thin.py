@@ -1,0 +1,451 @@
+# Copyright 2026 The jax_deconv authors
+# SPDX-License-Identifier: Apache-2.0
+"""Few channels in x, one group: the last layers of generators, vocoders and decoders.
+
+All roles are matrix products over the windows of x, which are never written (see ``thin.cu``).  Here
+the tiles are chosen, by a rough count of the cycles that a multiprocessor spends on a block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_deconv.lowering.cuda import Kernel, Launch
+from jax_deconv.policy import Policy
+from jax_deconv.problem import Axis, ConvProblem, Role
+
+#: The types of operands and results, as the source calls them.
+TYPES = {np.dtype(np.float32): "f32", np.dtype(jnp.bfloat16): "bf16", np.dtype(np.float16): "f16"}
+
+#: Beyond so many channels x is not thin: products that are dense along them pay.
+MOST_CHANNELS = 16
+
+# What a block may use: every GPU from sm_80 on has 163 KiB, and two blocks share a multiprocessor.
+_MOST_SHARED, _SHARED_FOR_TWO = 163 * 1024, 100 * 1024
+_MOST_FRAGMENTS = 24  # of 16 by 8 sums in a warp's registers
+_PROCESSORS = 132
+
+# Cycles of a multiprocessor: for a byte of device memory, of L2 and of shared memory, a product of
+# fragments on tensor cores and without, a copy to shared memory, and a block or tile as such.
+_DEVICE_BYTE, _L2_BYTE, _SHARED_BYTE = 1 / 19, 1 / 38, 1 / 128
+_PRODUCT, _STRICT_PRODUCT = 1.6, 12
+_COPY = 0.2
+_BLOCK = 1500
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """What the roles' plans have in common."""
+
+    problem: ConvProblem
+    strict: bool
+
+    @functools.cached_property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return (Axis(1, 1, 1),) * (3 - self.problem.rank) + self.problem.geometry
+
+    @property
+    def item(self) -> int:
+        return self.problem.dtype.itemsize
+
+    @property
+    def step(self) -> int:
+        """Elements of the sum in one product of fragments."""
+        return 32 // self.item
+
+    @property
+    def product(self) -> float:
+        return _STRICT_PRODUCT if self.strict else _PRODUCT
+
+    def group(self, fragments: int, aligned: int) -> tuple[int, bool]:
+        """GROUP and WIDE: with stores of up to 16 bytes that start at multiples of a part of `aligned` elements."""
+        for group in (4, 2, 1):
+            if fragments % group == 0 and aligned % (2 * group) == 0 and (
+                    2 * group * self.problem.out_dtype.itemsize <= 16):
+                return group, True
+        return 1, False
+
+    def kernel(self, label: str, launches: tuple[Launch, ...], workspace: int = 0, **macros) -> Kernel:
+        p = self.problem
+        common = {"IN": TYPES[p.dtype], "OUT": TYPES[p.out_dtype], "STRICT": self.strict,
+                  "ROLE_X": p.role is Role.X, "ROLE_Y": p.role is Role.Y, "ROLE_W": p.role is Role.W,
+                  "BATCH": p.N, "XC": p.C, "YC": p.K, "WK": 1, "GROUP": 1, "WIDE": False}
+        for i, a in enumerate(self.axes):
+            common |= {f"X{i}": a.x_size, f"Y{i}": a.y_size, f"R{i}": a.kernel, f"S{i}": a.stride,
+                       f"D{i}": a.dilation, f"L{i}": a.pad_lo}
+        defines = tuple((name, value if isinstance(value, str) else str(int(value)))
+                        for name, value in (common | macros).items())
+        w_order = (*range(2, 2 + p.rank), 1, 0)
+        return Kernel("thin.cu", defines, launches, w_order, workspace, label)
+
+
+@functools.lru_cache(maxsize=256)
+def _tiles(extents: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], ...]:
+    """Tiles (batch, and three axes) of at most `limit` rows that leave little of it idle."""
+    def sizes(extent):
+        return sorted({min(extent, 2**i) for i in range(limit.bit_length())}
+                      | {_up(extent, j) for j in range(1, 9) if _up(extent, j) <= limit})
+
+    found = []
+    for space in itertools.product(*map(sizes, extents[1:])):
+        whole = space == extents[1:] or extents[1] * extents[2] == 1
+        for n in sizes(extents[0]) if whole else (1,):
+            if n * math.prod(space) <= limit:
+                found.append((n, *space))
+    most = max(map(math.prod, found))
+    return tuple(t for t in found if math.prod(t) * 2 > most)
+
+
+def _blocks(extents, tile) -> int:
+    return math.prod(map(_up, extents, tile))
+
+
+def _total(blocks: int, cycles: float, shared: int) -> float:
+    """Cycles until all blocks are done."""
+    waves = blocks / _PROCESSORS
+    waves = max(1.0, waves) if waves > 4 else math.ceil(waves)
+    return waves * cycles * (1.25 if shared > _SHARED_FOR_TWO else 1)
+
+
+# -- Role x -------------------------------------------------------------------------------------------
+
+def _distances(axis: Axis, period: int) -> tuple[int, int, list[list[bool]]]:
+    """The smallest distance at which a phase of the period takes a tap, their number, and which phase does."""
+    taps = {(p, (p + axis.pad_lo - r * axis.dilation) // axis.stride)
+            for p in range(period) for r in range(axis.kernel)
+            if (p + axis.pad_lo - r * axis.dilation) % axis.stride == 0}
+    first = min(v for _, v in taps)
+    number = max(v for _, v in taps) - first + 1
+    return first, number, [[(p, first + v) in taps for p in range(period)] for v in range(number)]
+
+
+def _columns_in_use(tables, channels: int, columns: int, block: int, group: int) -> list[list[bool]]:
+    """For each distance, which fragments of columns are not zero; fragments of a group share what they hold."""
+    wide = 8 * group
+    uses = []
+    for t0, t1, t2 in itertools.product(*tables):
+        used = [False] * (_up(len(t0) * len(t1) * columns, block) * block // wide)
+        for (i0, a), (i1, b) in itertools.product(enumerate(t0), enumerate(t1)):
+            if a and b:
+                first = (i0 * len(t1) + i1) * columns
+                for p, c in enumerate(t2):
+                    if c:
+                        for q in range((first + p * channels) // wide, (first + (p + 1) * channels - 1) // wide + 1):
+                            used[q] = True
+        uses.append([u for u in used for _ in range(group)])
+    return uses
+
+
+def _plans_x(s: _Shape) -> Iterator[tuple[float, Kernel]]:
+    p, axes = s.problem, s.axes
+    taps = math.prod(a.kernel for a in axes)
+    chunks = sorted({min(_up(p.K, s.step) * s.step, size // s.item) for size in (32, 64, 128)})
+    for m2 in (1, 2, 4):
+        periods = [a.stride for a in axes[:2]] + [m2 * axes[2].stride]
+        if m2 > 1 and periods[2] * p.C > 32:
+            continue
+        found = [_distances(a, period) for a, period in zip(axes, periods)]
+        numbers = [number for _, number, _ in found]
+        distances = math.prod(numbers)
+        extents = (p.N, *(_up(a.x_size, period) for a, period in zip(axes, periods)))
+        run = periods[2] * p.C
+        for columns in {run, _up(run, 8) * 8}:
+            total = _up(periods[0] * periods[1] * columns, 8) * 8
+            for slices in sorted({_up(total, 8 * nf * wn) for nf in (1, 2, 3, 4, 5, 6, 8, 10, 12) for wn in (1, 2)}):
+                fragments = _up(_up(total, slices), 8)
+                for wn in (1, 2):
+                    nf = _up(fragments, wn)
+                    if nf > 12 or wn > fragments or nf * wn > 32 or slices * distances * total > 2**20:
+                        continue
+                    aligned = math.gcd(run, axes[2].x_size * p.C)
+                    group, wide = s.group(nf, aligned)
+                    bn = nf * wn * 8
+                    used = _columns_in_use([t for _, _, t in found], p.C, columns, bn, group)
+                    live = sum(map(sum, used)) / slices
+                    live_distances = sum(map(any, used))
+                    sliced = distances * bn < taps * p.C
+                    w_rows = distances * bn if sliced else taps * p.C + 1
+                    for warps, mf in itertools.product((4, 8), (1, 2, 4)):
+                        if mf * nf > _MOST_FRAGMENTS:
+                            continue
+                        wm = warps // wn
+                        bm = 16 * mf * wm
+
+                        def halo(tile):
+                            h2 = _up((tile[3] - 1) * m2 + numbers[2], m2)
+                            return tile[0] * (tile[1] - 1 + numbers[0]) * (tile[2] - 1 + numbers[1]) * m2 * h2
+
+                        tile = min(_tiles(extents, bm), key=lambda t: _blocks(extents, t) * (
+                            halo(t) * p.K * s.item * _L2_BYTE + bm * live))
+                        positions, blocks = halo(tile), _blocks(extents, tile) * slices
+                        steps = _up(p.K, s.step)
+                        load = (positions + w_rows) * p.K * s.item * _L2_BYTE
+                        device = (positions * p.K * s.item / slices
+                                  + math.prod(tile) * total * p.out_dtype.itemsize / slices) * _DEVICE_BYTE / 1.2
+                        shared_time = steps * 512 * _SHARED_BYTE * (
+                            live_distances * wn * wm * mf + live / 2 * wm)
+                        multiply = steps * live * wm * mf * s.product
+                        cycles = (max(load, device, shared_time, multiply) + 0.3 * min(load, shared_time + multiply)
+                                  + _BLOCK + distances * bn / (32 * warps) * 60)
+                        for chunk in chunks:
+                            rounds = _up(p.K, chunk)
+                            for stages in (1,) if rounds == 1 else (2, 3):
+                                shared = (stages * (positions + w_rows) * (chunk * s.item + 16)
+                                          + 4 * (positions + w_rows + distances * (bn + 1)))
+                                if shared > _MOST_SHARED:
+                                    continue
+                                cost = _total(blocks, cycles + rounds * 150 * (1 if stages > 2 else 1.5), shared)
+                                label = f"x m{m2} {bm}x{bn} {tile} k{chunk} s{stages} w{warps}"
+                                yield cost, functools.partial(
+                                    s.kernel, label, (Launch("thin_x", (blocks, 1, 1), (32 * warps, 1, 1), shared),),
+                                    TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3], WM=wm, WN=wn, MF=mf, NF=nf,
+                                    GROUP=group, SLICES=slices, CHUNK=chunk, STAGES=stages, M2=m2, COLUMNS=columns,
+                                    SLICED=sliced, WIDE=wide,
+                                    **{f"V{i}": first for i, (first, _, _) in enumerate(found)},
+                                    **{f"NV{i}": number for i, number in enumerate(numbers)})
+
+
+# -- Windows of x: roles y and w ----------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=256)
+def _skew(advance: int, unit: int, item: int) -> int:
+    """The SKEW with which 8 windows in a row meet the fewest times in a bank."""
+    def meetings(skew):
+        words = [(g * (advance + skew) * item // 4 + t) % 32 for g in range(8) for t in range(4)]
+        return max(map(words.count, words))
+
+    return min(range(0, 17 * unit, max(unit, 4 // item)), key=lambda skew: (meetings(skew), skew))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Windows:
+    """How windows lie in a tile of x."""
+
+    shape: _Shape
+
+    @functools.cached_property
+    def extents(self) -> tuple[int, ...]:
+        return (self.shape.problem.N, *(a.y_size for a in self.shape.axes))
+
+    @functools.cached_property
+    def run(self) -> int:
+        """Elements of a window that are neighbours."""
+        last = self.shape.axes[2]
+        return self.shape.problem.C * (last.kernel if last.dilation == 1 else 1)
+
+    @functools.cached_property
+    def rows(self) -> int:
+        return math.prod(a.kernel for a in self.shape.axes) * self.shape.problem.C
+
+    @property
+    def runs(self) -> int:
+        return self.rows // self.run
+
+    @functools.cached_property
+    def pairs(self) -> bool:
+        """Whether windows, and runs in them, begin at even elements."""
+        last, channels = self.shape.axes[2], self.shape.problem.C
+        return (self.shape.item == 2 and last.stride * channels % 2 == 0
+                and (last.dilation == 1 or last.dilation * channels % 2 == 0))
+
+    @property
+    def run_padded(self) -> int:
+        return _up(self.run, 2) * 2 if self.pairs else self.run
+
+    @property
+    def window(self) -> int:
+        return _up(self.runs * self.run_padded, self.shape.step) * self.shape.step
+
+    def unit(self, tile) -> int:
+        """Elements of x that one copy may read."""
+        last, channels = self.shape.axes[2], self.shape.problem.C
+        return math.gcd(16 // self.shape.item, last.x_size * channels, tile[3] * last.stride * channels,
+                        last.pad_lo * channels)
+
+    @functools.cached_property
+    def advance(self) -> int:
+        return self.shape.axes[2].stride * self.shape.problem.C
+
+    def unit_and_skew(self, tile) -> tuple[int, int]:
+        unit = self.unit(tile)
+        if self.advance * self.shape.item < 32:
+            return unit, 0
+        unit = math.gcd(unit, self.advance)
+        return unit, _skew(self.advance, unit, self.shape.item)
+
+    def tile_elements(self, tile, skew: int, unit: int) -> int:
+        """Elements of the tile of x in shared memory."""
+        a0, a1, a2 = self.shape.axes
+        sizes = [(t - 1) * a.stride + a.extent for t, a in zip(tile[1:], (a0, a1, a2))]
+        last = _up(sizes[2] * self.shape.problem.C, unit) * unit - 1
+        vector = 16 // self.shape.item
+        pitch = _up(last // self.advance * (self.advance + skew) + last % self.advance + 2, vector) * vector
+        return tile[0] * sizes[0] * sizes[1] * pitch
+
+    @functools.cache
+    def tile(self, limit: int) -> tuple[tuple[int, ...], int, int, int]:
+        """Of the tiles of at most `limit` positions the cheapest, its UNIT, SKEW and elements of x."""
+        options = []
+        for tile in _tiles(self.extents, limit):
+            unit, skew = self.unit_and_skew(tile)
+            elements = self.tile_elements(tile, skew, unit)
+            cycles = elements * self.shape.item * _L2_BYTE + elements / unit * _COPY + limit * 2
+            options.append((_blocks(self.extents, tile) * cycles, tile, unit, skew, elements))
+        return min(options)[1:]
+
+    def macros(self, tile, unit: int, skew: int) -> dict:
+        return dict(TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3], RUN=self.run, RUN_PADDED=self.run_padded,
+                    RUNS=self.runs, PAIRS=self.pairs, UNIT=unit, SKEW=skew)
+
+
+def _pitch(bn: int) -> int:
+    return bn + (16 if bn % 16 else 8)
+
+
+def _widths(columns: int) -> Iterator[tuple[int, int, int]]:
+    """Ways to cover the columns: fragments in a warp, warps, slices."""
+    fragments = _up(columns, 8)
+    for nf, wn in itertools.product((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 4, 8)):
+        if nf * wn <= max(fragments, 4):
+            yield nf, wn, _up(fragments, nf * wn)
+
+
+def _plans_y(s: _Shape) -> Iterator[tuple[float, Kernel]]:
+    p, win = s.problem, _Windows(s)
+    for (nf, wn, slices), warps, mf in itertools.product(_widths(p.K), (4, 8), (1, 2, 4)):
+        if mf * nf > _MOST_FRAGMENTS or wn > warps:
+            continue
+        wm = warps // wn
+        bm, bn = 16 * mf * wm, 8 * nf * wn
+        group, wide = s.group(nf, p.K)
+        fill = win.window // s.step
+        tile, unit, skew, elements = win.tile(bm)
+        copies = elements / unit * _COPY
+        blocks = _blocks(win.extents, tile) * slices
+        gather = wm * mf * wn * fill * (4 if win.pairs or s.item == 4 else 8) + fill * wm * wn * 2
+        columns = wn * wm * nf / 2 * fill * 4
+        multiply = wm * mf * wn * nf * fill * s.product
+        copy_w = win.window * bn / 2 * 0.25
+        write = math.prod(tile) * min(bn, _up(p.K, slices)) * p.out_dtype.itemsize * _DEVICE_BYTE
+        scattered = math.prod(tile) * bn * p.out_dtype.itemsize / (4 * group if wide else 2) / 32 * 4
+        cycles = (max(write, gather + columns, multiply) + 0.5 * (copies + copy_w + elements * s.item * _L2_BYTE)
+                  + 0.3 * min(write, gather + columns + multiply) + 0.3 * scattered + _BLOCK)
+        whole = win.window
+        for chunk, stages in ((whole, 1), (128, 2), (128, 3), (64, 2), (64, 3)):
+            if stages > 1 and chunk >= whole:
+                continue
+            shared = (elements + stages * chunk * _pitch(bn)) * s.item + 4 * whole
+            if shared > _MOST_SHARED:
+                continue
+            label = f"y {bm}x{bn} {tile} k{chunk} s{stages} w{warps}"
+            cost = _total(blocks, cycles + _up(whole, chunk) * 100, shared)
+            yield cost, functools.partial(
+                s.kernel, label, (Launch("thin_y", (blocks, 1, 1), (32 * warps, 1, 1), shared),),
+                WM=wm, WN=wn, MF=mf, NF=nf, GROUP=group, WIDE=wide, SLICES=slices, CHUNK=chunk, STAGES=stages,
+                **win.macros(tile, unit, skew))
+
+
+def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
+    p, win = s.problem, _Windows(s)
+    rows = _up(win.runs * win.run_padded, 16)
+    for (nf, wn, slices), mf, wm in itertools.product(_widths(p.K), range(1, 9), (1, 2, 4, 8)):
+        if mf * nf > _MOST_FRAGMENTS or wn * wm > 8 or mf * wm > rows + wm - 1 or wn > 4:
+            continue
+        row_slices = _up(rows, mf * wm)
+        wk = 8 // (wn * wm)
+        bm, bn = 16 * mf * wm, 8 * nf * wn
+        for limit in (32, 64, 128, 256):
+            if limit < s.step * wk:
+                continue
+            tile, unit, skew, elements = win.tile(limit)
+            copies = elements / unit * _COPY
+            tiles = _blocks(win.extents, tile)
+            positions = _up(math.prod(tile), s.step * wk) * s.step * wk
+            fill = positions // s.step
+            stages = 2
+            shared = max(stages * (elements + positions * _pitch(bn)) * s.item + 4 * positions * (stages + 1),
+                         wk // 2 * bm * bn * 4)
+            if shared > _MOST_SHARED:
+                continue
+            gather = fill * (wm * mf * wn * (4 if win.pairs or s.item == 4 else 8) + 4 * wm * wn)
+            columns = fill * wm * wn * nf / 2 * 4
+            multiply = fill * wm * mf * wn * nf * s.product
+            load = (positions * bn + elements) * s.item * _L2_BYTE
+            device = (positions * bn + elements / slices) * s.item * _DEVICE_BYTE / row_slices
+            cycles = max(load, device, gather + columns, multiply) + 0.3 * min(load, gather + columns + multiply)
+            cycles += copies * 0.5 + 300
+            for resident in (1, 2):
+                if resident * shared > 2 * _SHARED_FOR_TWO:
+                    continue
+                splits = max(1, min(tiles, _PROCESSORS * resident // (slices * row_slices)))
+                splits = _up(tiles, _up(tiles, splits))
+                blocks = splits * slices * row_slices
+                size = win.rows * p.K
+                add = (splits * size * 8 * _L2_BYTE / _PROCESSORS + 4000) if splits > 1 else 0
+                cost = (_up(blocks, _PROCESSORS) * _up(tiles, splits) * cycles * (1 if resident > 1 else 1.15)
+                        + 2 * _BLOCK + wk * bm * bn / 32 + add)
+                label = f"w {bm}x{bn} {tile} k{wk} p{splits}"
+                launches = (Launch("thin_w", (blocks, 1, 1), (256, 1, 1), shared),)
+                if splits > 1:
+                    launches += (Launch("thin_w_sum", (_up(size, 32), 1, 1), (32, 16, 1)),)
+                yield cost, functools.partial(
+                    s.kernel, label, launches, workspace=4 * splits * size if splits > 1 else 0,
+                    WM=wm, WN=wn, WK=wk, MF=mf, NF=nf, SLICES=slices, ROW_SLICES=row_slices, SPLITS=splits,
+                    STAGES=stages, **win.macros(tile, unit, skew))
+
+
+_PLANS = {Role.X: _plans_x, Role.Y: _plans_y, Role.W: _plans_w}
+
+
+@functools.lru_cache(maxsize=1024)
+def _best(problem: ConvProblem, strict: bool, most: int = 3) -> tuple[Kernel, ...]:
+    plans = sorted(_PLANS[problem.role](_Shape(problem, strict)), key=lambda plan: plan[0])
+    return tuple(make() for _, make in plans[:most])
+
+
+def _strict(problem: ConvProblem, policy: Policy) -> bool:
+    return problem.dtype == np.float32 and policy.precision is lax.Precision.HIGHEST
+
+
+def why_not(problem: ConvProblem, policy: Policy) -> str | None:
+    """Why these kernels do not take the problem, or None.
+
+    >>> from jax_deconv.problem import Axis
+    >>> axis = Axis(x_size=64, y_size=32, kernel=4, stride=2, pad_lo=1)
+    >>> problem = ConvProblem(Role.X, 8, 1, 3, 64, (axis, axis), np.dtype("float32"), np.dtype("float32"))
+    >>> why_not(problem, Policy())
+    >>> why_not(dataclasses.replace(problem, C=64), Policy())
+    'x has 64 channels, more than 16'
+    """
+    if problem.G != 1:
+        return f"the convolution has {problem.G} groups"
+    if not {problem.dtype, problem.out_dtype} <= set(TYPES):
+        return f"the types are {problem.dtype} and {problem.out_dtype}, not float32, bfloat16 or float16"
+    if problem.C > MOST_CHANNELS:
+        return f"x has {problem.C} channels, more than {MOST_CHANNELS}"
+    if not 1 <= problem.rank <= 3:
+        return f"there are {problem.rank} spatial axes"
+    if 0 in (*problem.shape(Role.X), *problem.shape(Role.Y), *problem.shape(Role.W)):
+        return "a tensor is empty"
+    if max(math.prod(problem.shape(r)) for r in Role) // max(problem.C, 1) >= 2**31:
+        return "there are 2**31 positions or more"
+    if not _best(problem, _strict(problem, policy)):
+        return "the tile of a block does not fit shared memory"
+    return None
+
+
+def kernels(problem: ConvProblem, policy: Policy) -> tuple[Kernel, ...]:
+    """Ways to compute a problem that `why_not` takes, most promising first."""
+    return _best(problem, _strict(problem, policy))
