@@ -47,8 +47,10 @@ _TOLERANCE = {"float16": 2e-3, "bfloat16": 1.5e-2, "float32": 1e-3, "float64": 1
 
 #: A plan this close to the floor ends the search.
 _GOOD = 1.25
-#: A transformed problem is timed where its model promises no more than this many times the best time so far.
-_PROMISING = 1.3
+#: An algorithm is timed where its model promises no more than this many times the best time so far.  cuDNN's own
+#: kernels are the hardest to foresee.
+_PROMISING = {"cudnn": 3.0}
+_PROMISING_ELSE = 1.3
 
 #: Ways to make a problem another one that cuDNN computes.
 TRANSFORMS = {"phase": phase, "dense": dense}
@@ -107,32 +109,18 @@ def local_device() -> jax.Device | None:
 
 def _timed(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Choice | None:
     """The fastest plan whose values are right; None if that cannot be found out."""
-    found = []
-
-    def enough(times=_GOOD):
-        return bool(found) and min(found)[0] <= times * cost.floor(problem, policy)
-
-    for family in (name for name in algorithms if name in kernels.FAMILIES):
-        found += _attempt(_time_kernels, problem, policy, device, family)
-    if "cudnn" in algorithms and not enough():
-        found += _attempt(_time_cudnn, problem, policy, device)
-    for name in (name for name in algorithms if name in TRANSFORMS):
-        if not enough(1.5):
-            best = min(found)[0] if found else math.inf
-            found += _attempt(_time_transform, problem, policy, device, name, best)
+    found: list[tuple[float, Plan]] = []
+    for predicted, name, variant in _predicted(problem, policy, algorithms):
+        best = min(found)[0] if found else math.inf
+        if best > _GOOD * cost.floor(problem, policy) and predicted <= _PROMISING.get(name, _PROMISING_ELSE) * best:
+            try:
+                found += _TIMERS[name](problem, policy, device, name, variant)
+            except Exception as error:  # out of memory, say: the program itself may still run
+                _log.info("timing %s of %s failed: %s", name, describe(problem, policy), error)
     if not found:
         return None
-    microseconds, plan = min(found, key=lambda pair: pair[0])
+    microseconds, plan = min(found)
     return Choice(plan, "timed", microseconds)
-
-
-def _attempt(search, problem: ConvProblem, *arguments) -> list[tuple[float, Plan]]:
-    """What a search finds, or nothing where it fails: out of memory, say.  The program itself may still run."""
-    try:
-        return search(problem, *arguments)
-    except Exception as error:
-        _log.info("%s of %s failed: %s", search.__name__, problem, error)
-        return []
 
 
 def _right(problem: ConvProblem, plans, results) -> list[tuple[float, Plan]]:
@@ -140,7 +128,7 @@ def _right(problem: ConvProblem, plans, results) -> list[tuple[float, Plan]]:
             if error <= _TOLERANCE[problem.out_dtype.name]]
 
 
-def _time_cudnn(problem: ConvProblem, policy: Policy, device) -> list[tuple[float, Plan]]:
+def _time_cudnn(problem: ConvProblem, policy: Policy, device, *_) -> list[tuple[float, Plan]]:
     proposed = cudnn.candidates(problem, policy, device.local_hardware_id)
     plans, budget = [plan for plan, compiles in proposed if not compiles][:CANDIDATES], TIME_BUDGET
     if problem.G > 1:
@@ -150,7 +138,7 @@ def _time_cudnn(problem: ConvProblem, policy: Policy, device) -> list[tuple[floa
     return _right(problem, plans, cudnn.measure(problem, policy, plans, budget=budget, device=device)) if plans else []
 
 
-def _time_kernels(problem: ConvProblem, policy: Policy, device, family: str) -> list[tuple[float, Plan]]:
+def _time_kernels(problem: ConvProblem, policy: Policy, device, family: str, _) -> list[tuple[float, Plan]]:
     plans = [plan for plan in kernels.plans(family, problem, policy, device)
              if plan.workspace <= cudnn.workspace_limit(policy)][:VARIANTS]
     if not plans:
@@ -167,36 +155,42 @@ def _compiled(future, plan: Plan) -> bool:
     return error is None
 
 
-def _time_transform(problem: ConvProblem, policy: Policy, device, name: str, best: float) -> list[tuple[float, Plan]]:
+def _time_transform(problem: ConvProblem, policy: Policy, device, name: str, variant: str) -> list[tuple[float, Plan]]:
     """Of a transformed problem cuDNN's call is timed; XLA's passes around it are modelled."""
-    transform, found = TRANSFORMS[name], []
-    for variant in transform.variants(problem):
-        inner, overhead = transform.inner(problem, variant), transform.overhead(problem, variant)
-        if cost.cudnn(inner, policy) + overhead > _PROMISING * best:
-            continue
-        pinned = dataclasses.replace(policy, algorithm="cudnn")
-        choice = choose(inner, pinned, may_time=True, algorithms=("cudnn",))
-        if not math.isnan(choice.microseconds):
-            plan = dataclasses.replace(choice.plan, algorithm=name, variant=variant)
-            found.append((choice.microseconds + overhead, plan))
-    return found
+    del device
+    transform, pinned = TRANSFORMS[name], dataclasses.replace(policy, algorithm="cudnn")
+    choice = choose(transform.inner(problem, variant), pinned, may_time=True, algorithms=("cudnn",))
+    if math.isnan(choice.microseconds):
+        return []
+    plan = dataclasses.replace(choice.plan, algorithm=name, variant=variant)
+    return [(choice.microseconds + transform.overhead(problem, variant), plan)]
+
+
+_TIMERS = {"cudnn": _time_cudnn, **dict.fromkeys(kernels.FAMILIES, _time_kernels),
+           **dict.fromkeys(TRANSFORMS, _time_transform)}
 
 
 # ---- by model ------------------------------------------------------------------------------------------
 
 
+def _predicted(problem: ConvProblem, policy: Policy, algorithms: Sequence[str]) -> list[tuple[float, str, str]]:
+    """What the models say of each algorithm and variant, the most promising first."""
+    found = []
+    for name in algorithms:
+        if name in kernels.FAMILIES:
+            found.append((cost.kernel(problem, policy), name, ""))
+        elif name in TRANSFORMS:
+            transform = TRANSFORMS[name]
+            found += [(cost.cudnn(transform.inner(problem, variant), policy) + transform.overhead(problem, variant),
+                       name, variant) for variant in transform.variants(problem)]
+        else:
+            found.append((cost.cudnn(problem, policy), name, ""))
+    return sorted(found)
+
+
 def _modelled(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Plan:
     """The plan that the models favour."""
-    def predicted(name):
-        if name in kernels.FAMILIES:
-            return cost.kernel(problem, policy), name, ""
-        if name in TRANSFORMS:
-            transform = TRANSFORMS[name]
-            return min((cost.cudnn(transform.inner(problem, v), policy) + transform.overhead(problem, v), name, v)
-                       for v in transform.variants(problem))
-        return cost.cudnn(problem, policy), name, ""
-
-    for _, name, variant in sorted(map(predicted, algorithms)):
+    for _, name, variant in _predicted(problem, policy, algorithms):
         if name in kernels.FAMILIES:
             plans = kernels.plans(name, problem, policy, device)
             plan = next((plan for plan in plans if plan.workspace <= cudnn.workspace_limit(policy)), None)
