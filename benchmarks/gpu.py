@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
-import functools
 import glob
 import json
 import math
@@ -35,7 +34,6 @@ import tempfile
 import time
 
 import numpy as np
-
 from layers import Layer, layers, shapes
 
 SETS = {"core": layers, "shapes": shapes}
@@ -351,12 +349,14 @@ def summary(rows) -> dict:
                                ("all", timed)):
                 result[f"{dtype}/{ROLES[role]}/{kind}"] = {
                     **{peer: ratios(part, peer) for peer in (*PEERS, "ours_flax")},
-                    "torch_best": ratios(part, "torch_last", "torch_first"), "over_floor": geometric_mean(of_floor(part, 10))}
+                    "torch_best": ratios(part, "torch_last", "torch_first"),
+                    "over_floor": geometric_mean(of_floor(part, 10))}
             for klass in dict.fromkeys(row["klass"] for row in timed):
                 part = [row for row in timed if row["klass"] == klass]
                 classes[f"{dtype}/{klass}/{ROLES[role]}"] = {
                     "layers": len(part), "torch_best": ratios(part, "torch_last", "torch_first"),
-                    "over_floor": geometric_mean(of_floor(part, 5)), "worst_over_floor": max(of_floor(part, 5), default=None)}
+                    "over_floor": geometric_mean(of_floor(part, 5)),
+                    "worst_over_floor": max(of_floor(part, 5), default=None)}
             for peers, names in (("torch_last", ("torch_last",)), ("any peer", PEERS)):
                 for row in timed:
                     theirs = min((t for peer in names if (t := row["times"].get(f"{peer}/{role}"))), default=math.inf)
@@ -420,7 +420,8 @@ def main():
     parts, failures = {}, {}
     for child in ("torch", "jax"):
         path = f"{args.out}.{child}"
-        command = [sys.executable, __file__, "--child", child, "--out", path, "--dtypes", *args.dtypes, "--set", args.set]
+        command = [sys.executable, __file__, "--child", child, "--out", path, "--set", args.set]
+        command += ["--dtypes", *args.dtypes]
         command += ["--layers", *args.layers] if args.layers else []
         command += ["--only", *args.only] if args.only else []
         command += ["--seconds", str(args.seconds)]

@@ -92,6 +92,7 @@ using nvrtcProgram = struct _nvrtcProgram*;
 
 #define JAX_DECONV_NVRTC_FUNCTIONS(X)                                                       \
   X(nvrtcGetErrorString, const char*, (nvrtcResult))                                        \
+  X(nvrtcVersion, nvrtcResult, (int*, int*))                                                \
   X(nvrtcCreateProgram, nvrtcResult,                                                        \
     (nvrtcProgram*, const char*, const char*, int, const char* const*, const char* const*)) \
   X(nvrtcCompileProgram, nvrtcResult, (nvrtcProgram, int, const char* const*))              \

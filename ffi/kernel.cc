@@ -3,7 +3,11 @@
 
 #include "kernel.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -64,6 +68,50 @@ ffi::Error FindSource(const std::string& name, std::string* text) {
   *text = found->second;
   return ffi::Error::Success();
 }
+
+std::string& CacheDirectory() {
+  static auto* directory = new std::string;
+  return *directory;
+}
+
+// One file of the cache: the key, a null byte, the machine code.  Its name is a hash of the key.
+class CacheFile {
+ public:
+  explicit CacheFile(std::string key) : key_(std::move(key)) {
+    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    for (unsigned char c : key_) hash = (hash ^ c) * 1099511628211u;
+    std::ostringstream name;
+    name << CacheDirectory() << "/" << std::hex << hash << ".cubin";
+    path_ = name.str();
+  }
+
+  bool Read(std::string* cubin) const {
+    if (CacheDirectory().empty()) return false;
+    std::ifstream file(path_, std::ios::binary);
+    std::ostringstream content;
+    content << file.rdbuf();
+    *cubin = content.str();
+    if (cubin->size() <= key_.size() || cubin->compare(0, key_.size() + 1, key_.c_str(), key_.size() + 1) != 0) {
+      return false;
+    }
+    cubin->erase(0, key_.size() + 1);
+    return true;
+  }
+
+  // Where it cannot be written it is compiled again.
+  void Write(const std::string& cubin) const {
+    if (CacheDirectory().empty()) return;
+    const std::string part = path_ + "." + std::to_string(getpid()) + "." +
+                             std::to_string(reinterpret_cast<uintptr_t>(this));
+    std::ofstream file(part, std::ios::binary);
+    file << key_ << '\0' << cubin;
+    file.close();
+    if (!file || std::rename(part.c_str(), path_.c_str()) != 0) std::remove(part.c_str());
+  }
+
+ private:
+  std::string key_, path_;
+};
 
 // What is loaded on one device.
 struct Loaded {
@@ -130,6 +178,8 @@ ffi::Error Load(const Driver& driver, int device, const std::string& cubin, cons
 
 }  // namespace
 
+void SetKernelCache(const std::string& directory) { CacheDirectory() = directory; }
+
 void AddSource(const std::string& name, const std::string& text) {
   std::lock_guard<std::mutex> lock(sources_mutex);
   Sources()[name] = text;
@@ -147,6 +197,11 @@ ffi::Error Compile(std::string_view text, const std::string& architecture, std::
   std::vector<std::string> options = {"--gpu-architecture=" + architecture + (feature ? "a" : ""),
                                       "--std=c++17", "-default-device"};
   options.insert(options.end(), spec.options.begin(), spec.options.end());
+  int major, minor;
+  nvrtc->nvrtcVersion(&major, &minor);
+  const CacheFile kept(architecture + " " + std::to_string(major) + "." + std::to_string(minor) +
+                       "\n" + std::string(text));
+  if (kept.Read(cubin)) return ffi::Error::Success();
   std::vector<const char*> pointers;
   for (const std::string& option : options) pointers.push_back(option.c_str());
 
@@ -168,6 +223,7 @@ ffi::Error Compile(std::string_view text, const std::string& architecture, std::
     cubin->resize(size);
     result = nvrtc->nvrtcGetCUBIN(program, cubin->data());
     if (result != NVRTC_SUCCESS) error = NvrtcError(*nvrtc, result, "nvrtcGetCUBIN");
+    if (error.success()) kept.Write(*cubin);
   }
   nvrtc->nvrtcDestroyProgram(&program);
   return error;

@@ -19,6 +19,9 @@ namespace jax_deconv {
 // source that it was compiled for or none.
 void AddSource(const std::string& name, const std::string& text);
 
+// Where machine code is kept from process to process; not at all if empty, as at first.
+void SetKernelCache(const std::string& directory);
+
 // A specification is text: the name of the source, the compiler's options in one line, then for
 // each launch in order a line of
 //

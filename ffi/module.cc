@@ -119,6 +119,7 @@ NB_MODULE(_ffi_native, m) {
   m.def("status", Status);
   m.def("cudnn_version", CudnnVersion);
   m.def("add_source", AddSource);
+  m.def("set_kernel_cache", SetKernelCache);
   m.def("compile_kernel", CompileKernel, nb::arg("spec"), nb::arg("architecture"));
   m.def("load_kernel", LoadKernel, nb::arg("spec"), nb::arg("device") = 0);
   m.def("candidates", ListCandidates, nb::arg("role"), nb::kw_only(), nb::arg("dtype"),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which plan a problem gets on a GPU: what the store holds, else what timing finds, else models.
 
-The store is one JSON file for each GPU model and cuDNN version, in `directory()`.  It may be read,
+The store is one JSON file for each GPU model and cuDNN version, in `_cache.directory()`.  It may be read,
 edited, copied to other machines of that kind and shared by processes: writes are atomic.
 """
 
@@ -26,6 +26,7 @@ import jax
 from jax import lax
 
 from jax_deconv import _ffi
+from jax_deconv._cache import directory
 from jax_deconv.lowering import cost, cudnn, dense, kernels, phase
 from jax_deconv.lowering.plan import Plan
 from jax_deconv.policy import Policy
@@ -239,13 +240,6 @@ def describe(problem: ConvProblem, policy: Policy) -> str:
     if policy.workspace_limit is not None:
         words.append(f"workspace<={policy.workspace_limit}MiB")
     return " ".join(words)
-
-
-def directory() -> pathlib.Path:
-    """JAX_DECONV_CACHE_DIR, else jax_deconv in the user's cache directory."""
-    if (named := os.environ.get("JAX_DECONV_CACHE_DIR")):
-        return pathlib.Path(named)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "jax_deconv"
 
 
 class Store:

@@ -202,3 +202,22 @@ def test_what_does_not_compile_says_why():
         _ffi.native.compile_kernel("depthwise.cu@0\n\nf 1 1 1 1 1 1 0", "sm_90")
     with pytest.raises(RuntimeError, match="not a launch"):
         _ffi.native.compile_kernel(f"{source}\n\nf 1 1", "sm_90")
+
+
+@pytest.mark.skipif(not NVRTC, reason="NO KERNEL COMPILED: install nvidia-cuda-nvrtc")
+def test_machine_code_is_kept(tmp_path):
+    plan = kernels.plans("depthwise", DEPTHWISE, POLICY)[0]
+    spec = kernels.specification(kernels._kernel(DEPTHWISE, POLICY, plan))
+    _ffi.native.set_kernel_cache(str(tmp_path))
+    try:
+        size = _ffi.native.compile_kernel(spec, "sm_90")
+        (file,) = tmp_path.iterdir()
+        content = file.read_bytes()
+        file.write_bytes(content + b"1234")
+        assert _ffi.native.compile_kernel(spec, "sm_90") == size + 4  # it came from there
+        file.write_bytes(b"of something else")
+        assert _ffi.native.compile_kernel(spec, "sm_90") == size
+        assert file.read_bytes() == content
+        assert _ffi.native.compile_kernel(spec, "sm_80") != 0 and len(list(tmp_path.iterdir())) == 2
+    finally:
+        _ffi.native.set_kernel_cache("")

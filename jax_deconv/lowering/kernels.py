@@ -10,7 +10,7 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from jax_deconv import _ffi
+from jax_deconv import _cache, _ffi
 from jax_deconv.lowering import core, trials
 from jax_deconv.lowering.cuda import Kernel, depthwise, gemm, thin
 from jax_deconv.lowering.epilogue import Epilogue
@@ -55,13 +55,25 @@ def measure(problem: ConvProblem, policy, plans: Sequence[Plan], **options) -> l
 
 def load(problem: ConvProblem, policy, plan: Plan, device: int) -> None:
     """Compiles a plan for a device that is there; an error if that fails."""
+    _keep_code()
     _ffi.native.load_kernel(specification(_kernel(core.split(problem).problem, policy, plan)), device)
+
+
+def _keep_code() -> None:
+    """Compiled code is kept beside the plans."""
+    try:
+        where = _cache.directory() / "kernels"
+        where.mkdir(parents=True, exist_ok=True)
+        _ffi.native.set_kernel_cache(str(where))
+    except OSError:
+        _ffi.native.set_kernel_cache("")
 
 
 def build(problem: ConvProblem, policy, plan: Plan, epilogue: Epilogue | None = None) -> Callable:
     """A traceable function of the role's operands, in the order of `GIVEN`, and of the bias if there is an epilogue
     that takes one (see `fuses`).
     """
+    _keep_code()
     part = core.split(problem)
     kernel = _kernel(part.problem, policy, plan)
     defines = ()
