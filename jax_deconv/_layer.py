@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
+from jax_deconv import activations
 from jax_deconv.api import conv_transpose
 from jax_deconv.conventions import group_count, integers, is_integer, pairs, per_axis
 
@@ -101,13 +102,19 @@ def apply(module, inputs, kernel, bias, batch_shape) -> jax.Array:
         consistent = False
         inputs, padding = _input_times_stride(module, inputs, strides, dilation)
 
+    # A bias of a wider type than the convolution makes a sum of that type, as in Flax.
+    dtype = module.preferred_element_type or inputs.dtype
+    fits = bias is None or jnp.promote_types(dtype, bias.dtype) == dtype
+    if fits and bias is not None:
+        bias = bias.astype(dtype)
     y = conv_transpose(
         inputs, kernel, strides, padding, rhs_dilation=dilation, transpose_kernel=module.transpose_kernel,
         precision=module.precision, preferred_element_type=module.preferred_element_type,
         use_consistent_padding=consistent,
-        feature_group_count=module.feature_group_count, output_padding=output_padding, policy=module.policy)
-    if bias is not None:
-        y += bias  # outside the convolution, because the sum may be of a wider type than y, as in Flax
+        feature_group_count=module.feature_group_count, output_padding=output_padding,
+        bias=bias if fits else None, activation=module.activation if fits else None, policy=module.policy)
+    if not fits:
+        y = (activations.resolve(module.activation) or (lambda y: y))(y + bias)
     return jnp.reshape(y, (*batch_shape, *y.shape[1:]))
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,8 @@ class ConvTranspose(nn.Module):
         keyword only.
       use_consistent_padding: True reads numbers in `padding` as the padding of the convolution that this
         layer transposes, as PyTorch does; keyword only.
+      activation: applied to the output, in one call with the convolution and the bias; what
+        `jax_deconv.conv_transpose` takes; keyword only.
       policy: a `jax_deconv.Policy`, or None; keyword only.
 
     Raises:
@@ -107,6 +109,7 @@ class ConvTranspose(nn.Module):
     feature_group_count: int = dataclasses.field(default=1, kw_only=True)
     output_padding: int | Sequence[int] | None = dataclasses.field(default=None, kw_only=True)
     use_consistent_padding: bool = dataclasses.field(default=False, kw_only=True)
+    activation: str | Callable | None = dataclasses.field(default=None, kw_only=True)
     policy: Policy | None = dataclasses.field(default=None, kw_only=True)
 
     @nn.compact

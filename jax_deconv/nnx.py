@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -73,6 +73,8 @@ class ConvTranspose(nnx.Module):
         the output.  CIRCULAR and CAUSAL, which fix the output size, refuse it.
       use_consistent_padding: True reads numbers in `padding` as the padding of the convolution that this
         layer transposes, as PyTorch does.
+      activation: applied to the output, in one call with the convolution and the bias; what
+        `jax_deconv.conv_transpose` takes.
       policy: a `jax_deconv.Policy`, or None.
 
     Raises:
@@ -118,6 +120,7 @@ class ConvTranspose(nnx.Module):
         feature_group_count: int = 1,
         output_padding: int | Sequence[int] | None = None,
         use_consistent_padding: bool = False,
+        activation: str | Callable | None = None,
         policy: Policy | None = None,
     ):
         self.in_features = _layer.feature_count("in_features", in_features)
@@ -137,6 +140,7 @@ class ConvTranspose(nnx.Module):
         self.feature_group_count = feature_group_count
         self.output_padding = output_padding
         self.use_consistent_padding = use_consistent_padding
+        self.activation = activation
         self.policy = policy
 
         self.kernel_shape = _layer.kernel_shape(self, self.in_features, self.out_features)

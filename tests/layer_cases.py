@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,6 +79,9 @@ STREAMING = [
     for kernel, stride, dilation in (((4,), (2,), 1), ((7,), (3,), 2), ((2,), (5,), 1), ((3, 4), (2, 1), 1))
 ]
 
+# By name, and as a function.
+ACTIVATIONS = [("leaky_relu", jax.nn.leaky_relu), ("gelu", jax.nn.gelu), (jnp.sin, jnp.sin)]
+
 # One argument each, its value, and what its error says beside the two.
 BAD_ARGUMENTS = [
     ("features", "6", "integer >= 0"), ("features", 6.0, "integer >= 0"), ("features", -1, "integer >= 0"),
@@ -88,7 +92,8 @@ BAD_ARGUMENTS = [
     ("kernel_dilation", (1.5,), "integer >= 1"), ("output_padding", -1, "integer >= 0"),
     ("padding", None, "a string, an integer"), ("padding", 1.5, "a string, an integer"),
     ("padding", ("a",), "a string, an integer"), ("padding", ((1, 2, 3),), "(low, high) pair"),
-    ("feature_group_count", 2.0, "integer >= 1"), ("mask", 1, "(3, 3, 4)"), ("mask", (1,), "(3, 3, 4)"),
+    ("feature_group_count", 2.0, "integer >= 1"), ("activation", "nonsense", "leaky_relu"),
+    ("activation", 2, "a name"), ("mask", 1, "(3, 3, 4)"), ("mask", (1,), "(3, 3, 4)"),
 ]
 
 # Not typical, but of a meaning in Flax that is kept.

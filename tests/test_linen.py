@@ -13,7 +13,9 @@ pytest.importorskip("flax")
 
 from flax import linen as nn  # noqa: E402
 from flax import serialization  # noqa: E402
+from jaxprs import primitive_counts  # noqa: E402
 from layer_cases import (  # noqa: E402
+    ACTIVATIONS,
     BAD_ARGUMENTS,
     CASES,
     GROUPED,
@@ -32,7 +34,7 @@ from jax_deconv.linen import ConvTranspose  # noqa: E402
 
 def test_constructor_is_flax_s():
     ours, theirs = ({f.name: f for f in dataclasses.fields(c)} for c in (ConvTranspose, nn.ConvTranspose))
-    new = ["feature_group_count", "output_padding", "use_consistent_padding", "policy"]
+    new = ["feature_group_count", "output_padding", "use_consistent_padding", "activation", "policy"]
     assert [n for n in ours if n not in new] == list(theirs)
     assert all(ours[n].default is theirs[n].default for n in theirs if n not in ("parent", "bias_init"))
     assert all(ours[n].kw_only for n in new)
@@ -107,6 +109,38 @@ def test_promote_dtype_is_called_as_in_flax():
 
     layer = ConvTranspose(2, (3,), use_bias=False, dtype=jnp.bfloat16, promote_dtype=keep)
     assert layer.init_with_output(jax.random.key(0), normal(1, 5, 3))[0].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("activation, function", ACTIVATIONS, ids=str)
+def test_activation(activation, function, use_bias):
+    """In one call with the bias, and no parameter of its own."""
+    settings = dict(features=4, kernel_size=(3,), strides=2, use_bias=use_bias,
+                    bias_init=nn.initializers.normal())
+    plain, layer = nn.ConvTranspose(**settings), ConvTranspose(**settings, activation=activation)
+    x = normal(2, 5, 3)
+    variables = plain.init(jax.random.key(0), x)
+    assert jax.tree.map(jnp.shape, layer.init(jax.random.key(0), x)) == jax.tree.map(jnp.shape, variables)
+    counts = primitive_counts(layer.apply, variables, x)
+    assert counts["conv_fused"] == (use_bias or isinstance(activation, str))
+    assert not use_bias or not counts["add"]
+    loss = lambda apply: jax.value_and_grad(lambda v: jnp.sum(apply(v, x) ** 2))(variables)
+    want, got = loss(lambda *args: function(plain.apply(*args))), loss(layer.apply)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+
+
+def test_a_bias_of_a_wider_type_widens_the_output():
+    def narrow(x, kernel, bias, dtype):
+        return x.astype(dtype), kernel.astype(dtype), bias
+
+    settings = dict(features=2, kernel_size=(3,), dtype=jnp.bfloat16, promote_dtype=narrow,
+                    bias_init=nn.initializers.normal())
+    x = normal(2, 5, 3)
+    variables = nn.ConvTranspose(**settings).init(jax.random.key(0), x)
+    want = nn.relu(nn.ConvTranspose(**settings).apply(variables, x))
+    got = ConvTranspose(**settings, activation="relu").apply(variables, x)
+    assert got.dtype == want.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("settings", GROUPED, ids=str)

@@ -15,7 +15,9 @@ import pytest
 pytest.importorskip("flax")
 
 from flax import nnx, serialization  # noqa: E402
+from jaxprs import primitive_counts  # noqa: E402
 from layer_cases import (  # noqa: E402
+    ACTIVATIONS,
     BAD_ARGUMENTS,
     CASES,
     GROUPED,
@@ -38,7 +40,7 @@ def make(layer, settings, in_features, seed=0, **more):
 
 def test_constructor_is_flax_s():
     ours, theirs = (inspect.signature(c.__init__).parameters for c in (ConvTranspose, nnx.ConvTranspose))
-    new = ["feature_group_count", "output_padding", "use_consistent_padding", "policy"]
+    new = ["feature_group_count", "output_padding", "use_consistent_padding", "activation", "policy"]
     assert [n for n in ours if n not in new] == list(theirs)
     assert all(ours[n].kind == theirs[n].kind for n in theirs)
     assert all(ours[n].default is theirs[n].default for n in theirs if not n.endswith("_metadata"))
@@ -91,6 +93,16 @@ def test_metadata():
     layer = ConvTranspose(3, 2, 3, rngs=nnx.Rngs(0), kernel_metadata={"note": "k"},
                           bias_metadata={"note": "b"})
     assert (layer.kernel.note, layer.bias.note) == ("k", "b")
+
+
+@pytest.mark.parametrize("activation, function", ACTIVATIONS, ids=str)
+def test_activation(activation, function):
+    settings = dict(features=4, kernel_size=(3,), strides=2)
+    plain, layer = (make(c, settings, 3, **more) for c, more in ((nnx.ConvTranspose, {}),
+                                                                  (ConvTranspose, {"activation": activation})))
+    x = normal(2, 5, 3)
+    np.testing.assert_allclose(layer(x), function(plain(x)), rtol=1e-5, atol=1e-5)
+    assert primitive_counts(layer, x)["conv_fused"] == 1
 
 
 @pytest.mark.parametrize("settings", GROUPED[::3], ids=str)
