@@ -6,6 +6,7 @@ Tests marked `gpu` are skipped where JAX has no CUDA device; with JAX_DECONV_REQ
 of theirs is a failure, so that a GPU machine cannot pass by skipping.
 """
 
+import collections
 import os
 
 # Read when JAX starts its CPU client, so before anything imports it.
@@ -25,6 +26,21 @@ def has_gpu() -> bool:
         return bool(jax.devices("cuda"))
     except RuntimeError:
         return False
+
+
+def pytest_addoption(parser):
+    parser.addoption("--sample", type=int, default=1, metavar="N",
+                     help="of the cases of each parametrized test run every N-th")
+
+
+def pytest_collection_modifyitems(config, items):
+    step = config.getoption("--sample")
+    seen = collections.Counter()
+    for item in list(items):
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % step:
+            items.remove(item)
+        seen[test] += 1
 
 
 def pytest_runtest_setup(item):
