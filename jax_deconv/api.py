@@ -1,6 +1,9 @@
 # Copyright 2026 The jax_deconv authors
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions: check, canonicalise, bind, restore the caller's layout."""
+"""The public functions: check, canonicalise, bind, restore the caller's layout.
+
+`forward` and `gradient` do so for any convention's placement; `compat` calls them, too.
+"""
 
 from __future__ import annotations
 
@@ -87,13 +90,13 @@ def conv_transpose(
     ...                           feature_group_count=64, output_padding=(1, 1)).shape
     (8, 32, 32, 64)
     """
-    _check_arrays(lhs=lhs, rhs=rhs)
+    check_arrays(lhs=lhs, rhs=rhs)
     placement = conventions.lax_conv_transpose(
         lhs.shape, rhs.shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
-    return _forward(Role.X, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
-                    preferred_element_type=preferred_element_type, policy=resolve(policy, precision))
+    return forward(Role.X, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
+                   preferred_element_type=preferred_element_type, policy=resolve(policy, precision))
 
 
 def conv(
@@ -129,11 +132,11 @@ def conv(
     >>> jax_deconv.conv(x, w, (2, 2), "SAME").shape
     (8, 64, 8, 8)
     """
-    _check_arrays(lhs=lhs, rhs=rhs)
+    check_arrays(lhs=lhs, rhs=rhs)
     placement = conventions.lax_conv(lhs.shape, rhs.shape, window_strides, padding, rhs_dilation,
                                      dimension_numbers, feature_group_count=feature_group_count)
-    return _forward(Role.Y, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
-                    preferred_element_type=preferred_element_type, policy=resolve(policy, precision))
+    return forward(Role.Y, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
+                   preferred_element_type=preferred_element_type, policy=resolve(policy, precision))
 
 
 def conv_transpose_data_gradient(
@@ -172,8 +175,9 @@ def conv_transpose_data_gradient(
         lhs_shape, rhs.shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
-    return _gradient(Role.Y, placement, {Role.X: cotangent, Role.W: rhs}, {Role.Y: lhs_shape, Role.W: rhs.shape},
-                     preferred_element_type, accumulate_into, resolve(policy, precision))
+    return gradient(Role.Y, placement, {Role.X: cotangent, Role.W: rhs}, {Role.Y: lhs_shape, Role.W: rhs.shape},
+                    preferred_element_type=preferred_element_type, accumulate_into=accumulate_into,
+                    policy=resolve(policy, precision))
 
 
 def conv_transpose_filter_gradient(
@@ -212,17 +216,18 @@ def conv_transpose_filter_gradient(
         lhs.shape, rhs_shape, strides, padding, rhs_dilation, dimension_numbers, transpose_kernel,
         use_consistent_padding, feature_group_count=feature_group_count, output_padding=output_padding,
         output_shape=output_shape)
-    return _gradient(Role.W, placement, {Role.X: cotangent, Role.Y: lhs}, {Role.Y: lhs.shape, Role.W: rhs_shape},
-                     preferred_element_type, accumulate_into, resolve(policy, precision))
+    return gradient(Role.W, placement, {Role.X: cotangent, Role.Y: lhs}, {Role.Y: lhs.shape, Role.W: rhs_shape},
+                    preferred_element_type=preferred_element_type, accumulate_into=accumulate_into,
+                    policy=resolve(policy, precision))
 
 
-def _check_array(name: str, array):
+def check_array(name: str, array):
     if not isinstance(array, jax.Array | np.ndarray) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         raise TypeError(f"{name} must be an array of numbers; got {array!r}")
 
 
 def _check_addend(name: str, array, shape: Shape, meaning: str, types):
-    _check_array(name, array)
+    check_array(name, array)
     if array.shape != shape:
         raise ValueError(f"{name} must have {meaning}, {shape}; got {array.shape}")
     if jax.dtypes.canonicalize_dtype(array.dtype) not in types:
@@ -230,18 +235,19 @@ def _check_addend(name: str, array, shape: Shape, meaning: str, types):
                         f"got {array.dtype}")
 
 
-def _check_arrays(**arrays):
+def check_arrays(**arrays):
     for name, array in arrays.items():
-        _check_array(name, array)
-    (a, b), types = arrays, [jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays.values()]
-    if types[0] != types[1]:
-        raise TypeError(f"{a} and {b} must have the same type of elements; got {types[0]} and {types[1]}")
+        check_array(name, array)
+    types = [jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays.values()]
+    if len(set(types)) > 1:
+        raise TypeError(f"{' and '.join(arrays)} must have the same type of elements; got "
+                        f"{' and '.join(map(str, types))}")
 
 
 def _check_gradient(cotangent, name: str, operand, shape_name: str, shape) -> Shape:
     """Checks what a gradient is made of and returns the shape of what it is the gradient of."""
-    _check_array("cotangent", cotangent)
-    _check_array(name, operand)
+    check_array("cotangent", cotangent)
+    check_array(name, operand)
     try:
         _result_type(operand.dtype, cotangent.dtype)
     except TypeError as error:
@@ -263,8 +269,9 @@ def _result_type(dtype, preferred_element_type):
                         f"{error}") from error
 
 
-def _forward(role: Role, placement: Placement, lhs, rhs, *, policy: Policy, bias=None, residual=None,
-             activation=None, preferred_element_type=None):
+def forward(role: Role, placement: Placement, lhs, rhs, *, policy: Policy, bias=None, residual=None, activation=None,
+            preferred_element_type=None):
+    """Makes `role` from the caller's arrays: activation(it + bias + residual)."""
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     dtype = _result_type(lhs.dtype, preferred_element_type)
     types = tuple(dict.fromkeys((lhs.dtype, dtype)))
@@ -350,17 +357,23 @@ def _backward(role, placement, dtype, policy, activation, residuals, cotangent):
 _with_backward_policy.defvjp(_backward_forward, _backward)
 
 
-def _gradient(role: Role, placement: Placement, operands, shapes, preferred_element_type, accumulate_into,
-              policy: Policy, name: str = "cotangent"):
-    """One of the two gradients of the operation that takes `shapes` to the cotangent, which is called `name`."""
+def check_cotangent(placement: Placement, cotangent, shapes, name: str = "cotangent"):
+    """Checks the cotangent, called `name`, of the operation that takes arrays of `shapes`."""
     (made,) = set(Role) - set(shapes)
     expected = placement.result_shape(made, shapes)
-    if operands[made].shape != expected:
-        raise ValueError(f"{name} must have the shape of the result, {expected}; got {operands[made].shape}")
-    (primal,) = set(operands) - {made}
+    if cotangent.shape != expected:
+        raise ValueError(f"{name} must have the shape of the result, {expected}; got {cotangent.shape}")
+
+
+def gradient(role: Role, placement: Placement, operands, shapes, *, policy: Policy, preferred_element_type=None,
+             accumulate_into=None, name: str = "cotangent"):
+    """One of the two gradients of the operation that takes arrays of `shapes`; `operands` are one of them and the
+    cotangent, which is called `name`."""
+    (primal,), (made,) = set(operands) & set(shapes), set(operands) - set(shapes)
+    check_cotangent(placement, operands[made], shapes, name)
     dtype = _result_type(operands[primal].dtype, preferred_element_type)
     if accumulate_into is not None:
-        _check_array("accumulate_into", accumulate_into)
+        check_array("accumulate_into", accumulate_into)
         if accumulate_into.shape != tuple(shapes[role]):
             raise ValueError(f"accumulate_into must have the shape of the gradient, {tuple(shapes[role])}; "
                              f"got {accumulate_into.shape}")

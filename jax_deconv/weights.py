@@ -75,7 +75,7 @@ export_kernel.__doc__ = "One of our kernels, as another framework's: the inverse
 
 def _placements(kernel, convention, groups, operation, transpose_kernel, dimension_numbers, layout):
     """How the framework's array and ours hold the canonical kernel."""
-    api._check_array("kernel", kernel)
+    api.check_array("kernel", kernel)
     rank = kernel.ndim - 2
     if rank < 0:
         raise ValueError(f"kernel must have at least 2 axes; got shape {kernel.shape}")

@@ -361,21 +361,30 @@ def check_masks(function, want, letters):
         assert done == "".join(sorted(letter for letter, wanted in zip(letters, mask) if wanted))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("mask", [*itertools.product((False, True), repeat=3)], ids=str)
-def test_convolution_backward(transposed, mask):
+def all_gradients(transposed):
+    """The arguments of convolution_backward but the mask, and its values."""
     case = (TRANSPOSED_CASES if transposed else PLAIN_CASES)[5 if transposed else 4]
     x, w, _, dy, geometry, groups, (padding, stride, dilation), extra = operator_case(case, transposed)
     want = ((oracle.conv_y if transposed else oracle.conv_x)(dy, w, geometry, groups),
             oracle.conv_w(*((dy, x) if transposed else (x, dy)), geometry, groups), dy.sum((0, 2, 3)))
-    arguments = (dy.shape[1],), stride, padding, dilation, transposed, extra, groups, mask
-    got = compat.convolution_backward(dy, x, w, *arguments)
-    for a, b, wanted in zip(got, want, mask):
+    return (dy, x, w), ((dy.shape[1],), stride, padding, dilation, transposed, extra, groups), want
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("mask", [*itertools.product((False, True), repeat=3)], ids=str)
+def test_convolution_backward(transposed, mask):
+    arrays, arguments, want = all_gradients(transposed)
+    for a, b, wanted in zip(compat.convolution_backward(*arrays, *arguments, mask), want, mask):
         assert a is None if not wanted else np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolution_backward_equals_torch_s(transposed):
     torch = pytest.importorskip("torch")
-    # PyTorch may return more than it was asked for.
-    for a, b in zip(got, torch.ops.aten.convolution_backward(*map(torch.tensor, (dy, x, w)), *arguments)):
-        assert a is None or np.array_equal(a, b)
+    arrays, arguments, _ = all_gradients(transposed)
+    theirs = torch.ops.aten.convolution_backward(*map(torch.tensor, arrays), *arguments, (True,) * 3)
+    for a, b in zip(compat.convolution_backward(*arrays, *arguments, (True,) * 3), theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_operators_refuse():
@@ -389,6 +398,10 @@ def test_operators_refuse():
         (lambda: compat.cudnn_convolution_backward(x, dy, w, *common, (True,)), "output_mask.*2"),
         (lambda: compat.cudnn_convolution_backward(x, dy, w, *common, (1, 0)), "output_mask"),
         (lambda: compat.convolution_backward(dy, x, w, (4,), 2, 1, 1, False, 0, 1, (True,) * 3), r"bias_sizes.*\(3,\)"),
+        (lambda: compat.convolution_backward(dy[:1], x, w, None, 2, 1, 1, False, 0, 1, (False, False, True)),
+         "grad_output"),
+        (lambda: compat.convolution_backward(dy.astype(jnp.int32), x, w, None, 2, 1, 1, False, 0, 1, (True,) * 3),
+         "input and grad_output and weight.*int32"),
         (lambda: compat.cudnn_convolution_add_relu(x, w, dy[0], None, None, 2, 1, 1, 1), r"z.*\(2, 3, 3, 3\)"),
         (lambda: compat.cudnn_convolution(x, w, 1, 2, 1, 1, "yes", False, True), "benchmark.*'yes'"),
     ]:

@@ -51,7 +51,7 @@ def conv_transpose(
     >>> conv_transpose(x, w, 2, "same").shape, conv_transpose(x, w, 2, "same", output_padding=0).shape
     ((8, 10, 10, 4), (8, 9, 9, 4))
     """
-    api._check_arrays(inputs=inputs, kernel=kernel)
+    api.check_arrays(inputs=inputs, kernel=kernel)
     placement = conventions.keras_conv_transpose(
         inputs.shape, kernel.shape, strides, padding, output_padding, data_format, dilation_rate)
-    return api._forward(Role.X, placement, inputs, kernel, policy=resolve(policy))
+    return api.forward(Role.X, placement, inputs, kernel, policy=resolve(policy))

@@ -80,7 +80,7 @@ def deconvolution(
     ...               layout="NHWC").shape
     (8, 10, 9, 4)
     """
-    api._check_arrays(data=data, weight=weight)
+    api.check_arrays(data=data, weight=weight)
     if no_bias is not (bias is None):
         raise ValueError("bias must be given with no_bias=False and left out with no_bias=True; got "
                          f"{'none' if bias is None else 'one'} and no_bias={no_bias!r}")
@@ -88,4 +88,4 @@ def deconvolution(
         data.shape, weight.shape, kernel, stride, dilate, pad, adj, target_shape, num_filter, num_group, layout)
     asked = tuning_policy(cudnn_tune, workspace, cudnn_off)
     policy = resolve(asked if policy is None else policy.over(asked))
-    return api._forward(Role.X, placement, data, weight, bias=bias, policy=policy)
+    return api.forward(Role.X, placement, data, weight, bias=bias, policy=policy)

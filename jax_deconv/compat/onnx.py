@@ -57,7 +57,7 @@ def conv_transpose(
     >>> conv_transpose(X, W, strides=[3, 2], output_shape=[10, 8]).shape
     (1, 2, 10, 8)
     """
-    api._check_arrays(X=X, W=W)
+    api.check_arrays(X=X, W=W)
     placement = conventions.onnx_conv_transpose(
         X.shape, W.shape, auto_pad, dilations, group, kernel_shape, output_padding, output_shape, pads, strides, opset)
-    return api._forward(Role.X, placement, X, W, bias=B, policy=resolve(policy))
+    return api.forward(Role.X, placement, X, W, bias=B, policy=resolve(policy))

@@ -49,7 +49,7 @@ def conv_transpose(
     >>> conv_transpose(x, w, (8, 9, 10, 4), 2).shape
     (8, 9, 10, 4)
     """
-    api._check_arrays(input=input, filters=filters)
+    api.check_arrays(input=input, filters=filters)
     placement = conventions.tensorflow_conv_transpose(
         input.shape, filters.shape, output_shape, strides, padding, data_format, dilations)
-    return api._forward(Role.X, placement, input, filters, policy=resolve(policy))
+    return api.forward(Role.X, placement, input, filters, policy=resolve(policy))

@@ -57,7 +57,7 @@ def cudnn_policy(benchmark: bool | None = None, deterministic: bool | None = Non
 
 def _batched(name: str, input, weight, rank: int | None):
     """The input with a batch axis, and the number of axes that its result has too many."""
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, weight=weight)
     if rank is None or input.ndim == rank + 2:
         return input, 0
     if input.ndim != rank + 1:
@@ -82,7 +82,7 @@ def _make_conv_transpose(rank: int):
             output_size = output_size[-rank:]
         placement = conventions.torch_conv_transpose(
             batched.shape, weight.shape, stride, padding, output_padding, groups, dilation, output_size)
-        out = api._forward(Role.X, placement, batched, weight, bias=bias, policy=resolve(policy))
+        out = api.forward(Role.X, placement, batched, weight, bias=bias, policy=resolve(policy))
         return out[0] if extra else out
 
     conv_transpose.__name__ = conv_transpose.__qualname__ = name
@@ -147,7 +147,7 @@ def _make_conv(rank: int):
         if padding_mode != "zeros":
             batched = _pad(batched, conventions.torch_padding(weight.shape, padding, stride, dilation), padding_mode)
             placement = conventions.torch_conv(batched.shape, weight.shape, stride, 0, dilation, groups)
-        out = api._forward(Role.Y, placement, batched, weight, bias=bias, policy=resolve(policy))
+        out = api.forward(Role.Y, placement, batched, weight, bias=bias, policy=resolve(policy))
         return out[0] if extra else out
 
     conv.__name__ = conv.__qualname__ = name
@@ -200,10 +200,10 @@ def cudnn_convolution(
     >>> cudnn_convolution(x, w, 1, 2, 1, 1, True, False, True).shape
     (8, 4, 3, 3)
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, weight=weight)
     placement = conventions.torch_conv(input.shape, weight.shape, stride, padding, dilation, groups)
     policy = cudnn_policy(benchmark, deterministic, allow_tf32)
-    return api._forward(Role.Y, placement, input, weight, policy=resolve(policy))
+    return api.forward(Role.Y, placement, input, weight, policy=resolve(policy))
 
 
 def cudnn_convolution_transpose(
@@ -217,15 +217,15 @@ def cudnn_convolution_transpose(
     >>> cudnn_convolution_transpose(x, w, 1, 0, 2, 1, 1, False, True, False).shape
     (8, 6, 5, 5)
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, weight=weight)
     placement = conventions.torch_conv_transpose(input.shape, weight.shape, stride, padding, output_padding, groups,
                                                  dilation)
     policy = cudnn_policy(benchmark, deterministic, allow_tf32)
-    return api._forward(Role.X, placement, input, weight, policy=resolve(policy))
+    return api.forward(Role.X, placement, input, weight, policy=resolve(policy))
 
 
-def _gradient(target: Role, placement: Placement, operands: dict, shapes: dict, policy: Policy) -> jax.Array:
-    return api._gradient(target, placement, operands, shapes, None, None, resolve(policy), "grad_output")
+def _gradient(target: Role, placement: Placement, operands: dict, shapes: dict, policy: Policy | None) -> jax.Array:
+    return api.gradient(target, placement, operands, shapes, policy=resolve(policy), name="grad_output")
 
 
 def cudnn_convolution_backward_input(
@@ -242,7 +242,7 @@ def cudnn_convolution_backward_input(
     >>> cudnn_convolution_backward_input((8, 6, 6, 6), dy, w, 1, 2, 1, 1, False, False, True).shape
     (8, 6, 6, 6)
     """
-    api._check_arrays(grad_output=grad_output, weight=weight)
+    api.check_arrays(grad_output=grad_output, weight=weight)
     placement = conventions.torch_conv(input_size, weight.shape, stride, padding, dilation, groups)
     return _gradient(Role.X, placement, {Role.Y: grad_output, Role.W: weight},
                      {Role.X: tuple(input_size), Role.W: weight.shape},
@@ -263,7 +263,7 @@ def cudnn_convolution_backward_weight(
     >>> cudnn_convolution_backward_weight((4, 6, 3, 3), dy, x, 1, 2, 1, 1, False, False, True).shape
     (4, 6, 3, 3)
     """
-    api._check_arrays(grad_output=grad_output, input=input)
+    api.check_arrays(grad_output=grad_output, input=input)
     placement = conventions.torch_conv(input.shape, weight_size, stride, padding, dilation, groups)
     return _gradient(Role.W, placement, {Role.X: input, Role.Y: grad_output},
                      {Role.X: input.shape, Role.W: tuple(weight_size)},
@@ -283,7 +283,7 @@ def cudnn_convolution_transpose_backward_input(
     >>> cudnn_convolution_transpose_backward_input(dy, w, 1, 2, 1, 1, False, False, True).shape
     (8, 4, 3, 3)
     """
-    api._check_arrays(grad_output=grad_output, weight=weight)
+    api.check_arrays(grad_output=grad_output, weight=weight)
     return cudnn_convolution(grad_output, weight, padding, stride, dilation, groups, benchmark, deterministic,
                              allow_tf32)
 
@@ -301,7 +301,7 @@ def cudnn_convolution_transpose_backward_weight(
     >>> cudnn_convolution_transpose_backward_weight((4, 6, 3, 3), dy, x, 1, 2, 1, 1, False, False, True).shape
     (4, 6, 3, 3)
     """
-    api._check_arrays(grad_output=grad_output, input=input)
+    api.check_arrays(grad_output=grad_output, input=input)
     return cudnn_convolution_backward_weight(weight_size, input, grad_output, padding, stride, dilation, groups,
                                              benchmark, deterministic, allow_tf32)
 
@@ -340,7 +340,7 @@ def cudnn_convolution_backward(
     >>> dx.shape, dw
     ((8, 6, 6, 6), None)
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, grad_output=grad_output, weight=weight)
     placement = conventions.torch_conv(input.shape, weight.shape, stride, padding, dilation, groups)
     return _gradients(Role.Y, placement, input, grad_output, weight, _check_mask(output_mask, 2),
                       cudnn_policy(benchmark, deterministic, allow_tf32))
@@ -358,7 +358,7 @@ def cudnn_convolution_transpose_backward(
     >>> dx, dw.shape
     (None, (4, 6, 3, 3))
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, grad_output=grad_output, weight=weight)
     placement = conventions.torch_conv_transpose(input.shape, weight.shape, stride, padding, output_padding, groups,
                                                  dilation)
     return _gradients(Role.X, placement, input, grad_output, weight, _check_mask(output_mask, 2),
@@ -388,7 +388,7 @@ def convolution_backward(
     >>> db.shape
     (6,)
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, grad_output=grad_output, weight=weight)
     *pair, with_bias = _check_mask(output_mask, 3)
     if transposed:
         role, placement = Role.X, conventions.torch_conv_transpose(
@@ -398,8 +398,9 @@ def convolution_backward(
     channels = placement.channels(role, weight.shape)
     if bias_sizes is not None and tuple(bias_sizes) != (channels,):
         raise ValueError(f"bias_sizes must be {(channels,)}, one for each channel of the result; got {bias_sizes!r}")
+    api.check_cotangent(placement, grad_output, {GIVEN[role][0]: input.shape, Role.W: weight.shape}, "grad_output")
     gradients = _gradients(role, placement, input, grad_output, weight, pair, policy)
-    return *gradients, grad_output.sum((0, *range(2, grad_output.ndim))) if with_bias else None
+    return *gradients, jnp.sum(grad_output, (0, *range(2, grad_output.ndim))) if with_bias else None
 
 
 def cudnn_convolution_relu(
@@ -413,9 +414,9 @@ def cudnn_convolution_relu(
     >>> float(cudnn_convolution_relu(x, w, None, 1, 0, 1, 1).max())
     0.0
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, weight=weight)
     placement = conventions.torch_conv(input.shape, weight.shape, stride, padding, dilation, groups)
-    return api._forward(Role.Y, placement, input, weight, bias=bias, activation="relu", policy=resolve(None))
+    return api.forward(Role.Y, placement, input, weight, bias=bias, activation="relu", policy=resolve(None))
 
 
 def cudnn_convolution_add_relu(
@@ -429,10 +430,10 @@ def cudnn_convolution_add_relu(
     >>> float(cudnn_convolution_add_relu(x, w, z, -4.0, None, 1, 0, 1, 1).min())    # 6 * 3 * 3 - 4
     50.0
     """
-    api._check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, weight=weight)
     placement = conventions.torch_conv(input.shape, weight.shape, stride, padding, dilation, groups)
     expected = placement.result_shape(Role.Y, {Role.X: input.shape, Role.W: weight.shape})
     if getattr(z, "shape", None) != expected:
         raise ValueError(f"z must have the shape of the result, {expected}; got {getattr(z, 'shape', z)}")
-    return api._forward(Role.Y, placement, input, weight, bias=bias, residual=z if alpha is None else alpha * z,
+    return api.forward(Role.Y, placement, input, weight, bias=bias, residual=z if alpha is None else alpha * z,
                         activation="relu", policy=resolve(None))
