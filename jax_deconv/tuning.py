@@ -65,7 +65,7 @@ class Choice:
 
     Args:
       plan: the plan.
-      reason: "timed", "stored", "modelled".
+      reason: "timed", "stored", "modelled", or why XLA computes it.
       microseconds: what it took when it was timed, or NaN.
     """
 

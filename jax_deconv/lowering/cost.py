@@ -16,6 +16,8 @@ from jax_deconv.problem import ConvProblem
 
 BANDWIDTH = 4.3e6  # bytes read and written by a large copy
 _PEAK = {2: 790e6, 4: 395e6, 8: 60e6}  # operations, by size of the operands: bfloat16, TF32, float64
+#: Those whose rates are known.
+TYPES = ("float16", "bfloat16", "float32", "float64")
 _PEAK_STRICT = 60e6  # float32 that is not rounded to TF32, by datasheet
 
 # What libraries reach of these rates where the problem suits them, and what a launch costs.

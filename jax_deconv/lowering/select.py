@@ -30,34 +30,34 @@ def build(problem: ConvProblem, *, policy: Policy, platform: str | None, may_tim
       may_time: whether candidates may be run here and now to find the fastest.
       epilogue: what follows in the same call.
     """
-    plan = _plan(problem, policy, platform, may_time)
-    if epilogue is None:
-        return xla.build(problem, policy, platform) if plan is None else _planned(problem, policy, plan)
-    if plan is not None and plan.algorithm in kernels.FAMILIES and kernels.fuses(problem, epilogue):
+    choice = choose(problem, policy, platform=platform, may_time=may_time)
+    plan = choice.plan
+    if epilogue is not None and not (plan.algorithm in kernels.FAMILIES and kernels.fuses(problem, epilogue)):
+        linear = functools.partial(build, policy=policy, platform=platform, may_time=may_time)
+        return epilogue.after(linear, problem, platform)
+    if (watcher := watch.get()) is not None:
+        watcher(problem=problem, policy=policy, platform=platform, epilogue=epilogue, choice=choice)
+    if epilogue is not None:
         return kernels.build(problem, policy, plan, epilogue)
-    linear = functools.partial(build, policy=policy, platform=platform, may_time=may_time)
-    return epilogue.after(linear, problem, platform)
+    return xla.build(problem, policy, platform) if plan.algorithm == "xla" else _planned(problem, policy, plan)
 
 
-#: Called with (problem, policy, choice or None for XLA) for every call that is lowered.
+#: Called with problem, policy, platform, epilogue and choice, by name, for every call that is lowered.
 watch: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("watch", default=None)
 
 
-def _plan(problem: ConvProblem, policy: Policy, platform: str | None, may_time: bool) -> Plan | None:
-    """The plan of a call; None where XLA computes it."""
-    choice = _choice(problem, policy, platform, may_time)
-    if (watcher := watch.get()) is not None:
-        watcher(problem, policy, choice)
-    return choice and choice.plan
+def choose(problem: ConvProblem, policy: Policy, *, platform: str | None, may_time: bool) -> tuning.Choice:
+    """The way of computing a problem, and why."""
+    def xla_because(reason: str) -> tuning.Choice:
+        return tuning.Choice(Plan("xla", variant=xla.form_name(problem, platform)), f"XLA, because {reason}")
 
-
-def _choice(problem: ConvProblem, policy: Policy, platform: str | None, may_time: bool) -> tuning.Choice | None:
-    empty = any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None
-    if empty or policy.algorithm == "xla":
-        return None
+    if any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None:
+        return xla_because("there is nothing to compute")
+    if policy.algorithm == "xla":
+        return xla_because("the policy says so")
     names = tuning.ALGORITHMS if policy.algorithm is None else (policy.algorithm,)
-    reasons = {name: tuning.why_not(name, problem, policy) if platform == "cuda" else "it needs an NVIDIA GPU"
-               for name in names}
+    elsewhere = f"the program is for {platform or 'another platform'}, not for cuda"
+    reasons = {name: tuning.why_not(name, problem, policy) if platform == "cuda" else elsewhere for name in names}
     if able := [name for name, reason in reasons.items() if reason is None]:
         return tuning.choose(problem, policy, may_time=may_time, algorithms=able)
     if policy.algorithm is not None:
@@ -65,7 +65,7 @@ def _choice(problem: ConvProblem, policy: Policy, platform: str | None, may_time
                          f"{reasons[policy.algorithm]}")
     if platform == "cuda":
         _fall_back(problem, policy, reasons["cudnn"])
-    return None
+    return xla_because(reasons["cudnn"])
 
 
 def _planned(problem: ConvProblem, policy: Policy, plan: Plan) -> Callable:

@@ -21,6 +21,13 @@ def choose(problem: ConvProblem, dtype, platform: str | None) -> Callable:
     return forms.conv if jnp.issubdtype(dtype, jnp.inexact) else _dots(problem, math.inf)
 
 
+def form_name(problem: ConvProblem, platform: str | None) -> str:
+    """The name of the form that `build` takes, "" where there is nothing to compute."""
+    part = core.split(problem)
+    form = part and choose(part.problem, _compute_dtype(problem, platform), platform)
+    return next((name for name, value in vars(forms).items() if value is form), "") if form else ""
+
+
 def _waste(p: ConvProblem) -> float:
     """How many times the products grow when the stride is taken out."""
     return math.prod(-(-v.kernel // v.stride) * v.stride / v.kernel for v in p.geometry)
