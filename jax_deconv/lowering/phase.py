@@ -38,10 +38,15 @@ def variants(problem: ConvProblem) -> list[str]:
 
 
 def overhead(problem: ConvProblem, variant: str = "") -> float:
-    """Microseconds around cuDNN's call: x and the kernel are read and written once more."""
-    part = inner(problem, variant)
-    sizes = [math.prod(part.shape(role)) for role in (Role.X, Role.W)]
-    return sum(cost.relayout(2 * size * part.dtype.itemsize) for size in sizes)
+    """Microseconds around cuDNN's call: the kernel is read and written once more, and so is x unless its blocks lie in
+    memory as they are.
+    """
+    axes, transformed = core.split(problem).problem.geometry, inner(problem, variant)
+    in_place = all(axis.stride == 1 for axis in axes[:-1]) and all(
+        axis.pad_lo == 0 and axis.x_size == block.x_size * axis.stride
+        for axis, block in zip(axes[-1:], transformed.geometry[-1:]))
+    moved = (Role.W,) if in_place else (Role.X, Role.W)
+    return sum(cost.relayout(2 * math.prod(transformed.shape(role)) * problem.dtype.itemsize) for role in moved)
 
 
 def build(problem: ConvProblem, policy, plan, calls: Callable) -> Callable:
