@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __shared__ __align__(8) float biases[CONSUMERS][BN];
+    __shared__ __align__(16) float biases[CONSUMERS][BN];
     float acc[HEIGHT][BN / 2];
     // A barrier of this warpgroup alone.
     auto synchronize = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP) : "memory"); };
@@ -369,6 +369,10 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
         load_biases(biases[group], bias, tile.n, threadIdx.x % WARPGROUP, WARPGROUP);
         synchronize();
       }
+      // A turn begins when the other warpgroup's products are under way. Only then is no stage more than one round
+      // ahead, and a parity tells whether it is full.
+      if (TURNS == 2 && index >= gridDim.x)
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + CONSUMERS + group), "n"(CONSUMERS * WARPGROUP) : "memory");
       unsigned used = 0;  // the barrier of the stage before
       for (int slice = 0; slice < SLICES; ++slice, ring.next()) {
         barrier_wait(full + 8 * ring.stage, ring.parity);
@@ -388,6 +392,8 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
         if (slice && lane == 0) barrier_arrive(used);
         used = empty + 8 * ring.stage;
       }
+      if (TURNS == 2 && index + gridDim.x < TILES_M * TILES_N)
+        asm volatile("bar.arrive %0, %1;" ::"r"(1 + CONSUMERS + (group ^ 1)), "n"(CONSUMERS * WARPGROUP) : "memory");
       wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < HEIGHT; ++i)

@@ -137,7 +137,7 @@ def kernels(problem: ConvProblem, policy: Policy) -> list[Kernel]:
     made = []
     for tiling in (*(_HOPPER if fits else ()), *_PORTABLE):
         tiles = -(-product.m // tiling.bm) * -(-product.n // tiling.bn)
-        if tiles >= 2**31:
+        if tiles >= 2**30:
             continue
         stage = (tiling.bm + tiling.bn) * _ROW
         if tiling.warps:
