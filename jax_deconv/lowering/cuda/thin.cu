@@ -26,14 +26,16 @@
 //   MF, NF              fragments of 16 rows and of 8 columns in a warp
 //   GROUP               fragments in which a lane's columns follow one another in memory
 //   SLICES              parts of the columns that are blocks of their own
-//   CHUNK, STAGES       role x: channels of y, role y: rows of w in one stage of the pipeline, and its depth
+//   CHUNK, STAGES       role x: channels of y, role y: rows of w in one stage of the pipeline; its depth
 //   M2, V0.. NV0..      role x: positions of y that a row advances on the last axis; smallest v and number of them
 //   COLUMNS             role x: columns of one (p0, p1), padded to a multiple of 8
 //   SLICED              role x: 1: the tile of w is the columns of the slice for each v, 0: all of w
 //   WIDE                one store may write all of a lane's columns
 //   RUN, RUN_PADDED, RUNS   roles y, w: elements of a window that are neighbours in x, and the number of such runs
 //   PAIRS               roles y, w: 1: elements 2 * j and 2 * j + 1 of a window are one word of the tile of x
+//   MATRICES            roles y, w: 1: 16 bytes of a window are one row for ldmatrix (role w: narrow types only)
 //   UNIT, SKEW          roles y, w: elements of x that one copy may read; elements left out after each S2 * XC
+//   X_TILES             role y: tiles of x in flight
 //   ROW_SLICES, SPLITS  role w: parts of the rows; parts of the positions, added by a second kernel
 //   BIAS, ACTIVATION    whether there is a bias; an expression in float v
 
@@ -85,7 +87,7 @@ __device__ __forceinline__ int row_of_y(Place p) {
 }
 
 // Columns as the accumulators hold them, as they are in memory.
-__device__ __forceinline__ int column_in_memory(int column) {
+__host__ __device__ constexpr int column_in_memory(int column) {
   constexpr int G = GROUP;
   const int rest = column % (8 * G);
   return column - rest + rest % 8 / 2 * (2 * G) + rest / 8 * 2 + rest % 2;
@@ -103,7 +105,7 @@ __device__ __forceinline__ void copy_rows(IN* tile, const IN* matrix, int rows, 
   constexpr int VECTOR = IN_FRAGMENTS && GROUP > 1 && ALIGNED > 2 ? 2 : ALIGNED;
   constexpr int PER_ROW = COUNT / VECTOR;
   for (int u = threadIdx.x; u < rows * PER_ROW; u += THREADS) {
-    const int i = u / PER_ROW, j = u % PER_ROW * VECTOR, row = row_of(i, j == 0);
+    const int i = u / PER_ROW, j = u % PER_ROW * VECTOR, row = row_of(i);
     const bool there = row >= 0 && first + j < WIDTH;
     const IN* from = there ? matrix + (long long)row * WIDTH + (first + j) : matrix;
     IN* to = tile + i * PITCH + (IN_FRAGMENTS ? column_in_fragments(j) : j);
@@ -198,6 +200,7 @@ __device__ __forceinline__ void add_step(float (&acc)[MF][NF][4], const unsigned
 
 constexpr int PERIOD0 = S0, PERIOD1 = S1, PERIOD2 = M2 * S2;
 constexpr int Q0 = divide_up(X0, PERIOD0), Q1 = divide_up(X1, PERIOD1), Q2 = divide_up(X2, PERIOD2);
+constexpr int TILES = divide_up(BATCH, TN) * divide_up(Q0, T0) * divide_up(Q1, T1) * divide_up(Q2, T2);
 constexpr int H0 = T0 - 1 + NV0, H1 = T1 - 1 + NV1;
 // Positions M2 apart are neighbours in the tile, so that the rows of a fragment are.
 constexpr int H2 = divide_up((T2 - 1) * M2 + NV2, M2);
@@ -206,7 +209,7 @@ constexpr int DISTANCES = NV0 * NV1 * NV2;
 constexpr int PITCH = CHUNK + 16 / sizeof(IN);
 constexpr int ZERO = R0 * R1 * R2 * XC;  // the row of the tile of w that is none of w's
 constexpr int W_ROWS = SLICED ? DISTANCES * BN : ZERO + 1;
-constexpr int CHUNKS = divide_up(YC, CHUNK);
+constexpr int CHUNKS = divide_up(YC, CHUNK), STEPS = CHUNK / STEP;
 
 struct Column {
   int p0, p1, element;  // of the period's row in x
@@ -214,206 +217,266 @@ struct Column {
 };
 
 // `column` in the order of memory.
-__device__ __forceinline__ Column column_of(unsigned column) {
+__host__ __device__ constexpr Column column_of(unsigned column) {
   const unsigned row = column / COLUMNS;
   return {int(row / PERIOD1), int(row % PERIOD1), int(column % COLUMNS),
           column % COLUMNS < PERIOD2 * XC && row < PERIOD0 * PERIOD1};
 }
 
-template <int R, int D> __device__ __forceinline__ int tap_at(int distance, bool& real) {
-  real = real && distance >= 0 && distance % D == 0 && distance / D < R;
-  return distance / D;
-}
+// Which rows of w the columns, in the order of the fragments, take at each distance; NONE for zeros.
+struct RowsOfW {
+  int at[DISTANCES][SLICES * BN];
 
-// The row of w that a column takes at a distance, or NONE.
-__device__ __forceinline__ int row_of_w(int distance, int column) {
-  const Place v = place_of<NV0, NV1, NV2>(distance);
-  const Column c = column_of(column);
-  bool real = c.real;
-  const int r0 = tap_at<R0, D0>(c.p0 + L0 - (v.at0 + V0) * S0, real);
-  const int r1 = tap_at<R1, D1>(c.p1 + L1 - (v.at1 + V1) * S1, real);
-  const int r2 = tap_at<R2, D2>(c.element / XC + L2 - (v.at2 + V2) * S2, real);
-  return real ? ((r0 * R1 + r1) * R2 + r2) * XC + c.element % XC : NONE;
+  __host__ __device__ static constexpr int tap(int kernel, int dilation, int distance) {
+    return distance >= 0 && distance % dilation == 0 && distance / dilation < kernel ? distance / dilation : NONE;
+  }
+  __host__ __device__ constexpr RowsOfW() : at() {
+    for (int v = 0; v < DISTANCES; v++) {
+      for (int i = 0; i < SLICES * BN; i++) {
+        const Column c = column_of(column_in_memory(i));
+        const int r0 = tap(R0, D0, c.p0 + L0 - (v / (NV1 * NV2) + V0) * S0);
+        const int r1 = tap(R1, D1, c.p1 + L1 - (v / NV2 % NV1 + V1) * S1);
+        const int r2 = tap(R2, D2, c.element / XC + L2 - (v % NV2 + V2) * S2);
+        at[v][i] = c.real && r0 >= 0 && r1 >= 0 && r2 >= 0 ? ((r0 * R1 + r1) * R2 + r2) * XC + c.element % XC : NONE;
+      }
+    }
+  }
+  // The fragments of a warp's columns that are not zero, for any warp.
+  __host__ __device__ constexpr unsigned live(int v) const {
+    unsigned fragments = 0;
+    for (int i = 0; i < SLICES * BN; i++)
+      if (at[v][i] != NONE) fragments |= 1u << (i / 8 % NF);
+    return fragments;
+  }
+};
+__device__ constexpr RowsOfW rows_of_w;
+
+// How far in the tile of y a distance leads.
+__host__ __device__ constexpr int shift_of(int v) {
+  return ((v / (NV1 * NV2) * H1 + v / NV2 % NV1) * (M2 * H2) + v % NV2 % M2 * H2 + v % NV2 / M2) * PITCH;
 }
 
 __device__ __forceinline__ float4 four_at(const IN* p) { return *reinterpret_cast<const float4*>(p); }
 
+constexpr int ROWS_OF_LANE = STRICT ? 2 : 1;
+
+// Adds a chunk's products at one distance. `a_at`: where the lane's rows begin; `slots`: where the columns do.
+template <unsigned LIVE, bool UNROLL>
+__device__ __forceinline__ void add_distance(float (&acc)[MF][NF][4], const IN* y_tile,
+                                             const int (&a_at)[MF][ROWS_OF_LANE], const IN* w_tile, const int* slots,
+                                             Lane at) {
+  if constexpr (STRICT) {
+    for (int k = 0; k < CHUNK; k += 4) {
+      float4 a[MF][2];
+#pragma unroll
+      for (int m = 0; m < MF; m++) {
+        a[m][0] = four_at(y_tile + a_at[m][0] + k);
+        a[m][1] = four_at(y_tile + a_at[m][ROWS_OF_LANE - 1] + k);
+      }
+#pragma unroll
+      for (int j = 0; j < NF; j++) {
+        if (!(LIVE >> j & 1)) continue;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float4 b = four_at(w_tile + slots[j * 8 + at.t * 2 + e] + k);
+#pragma unroll
+          for (int m = 0; m < MF; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              float& sum = acc[m][j][2 * h + e];
+              sum += a[m][h].x * b.x;
+              sum += a[m][h].y * b.y;
+              sum += a[m][h].z * b.z;
+              sum += a[m][h].w * b.w;
+            }
+          }
+        }
+      }
+    }
+  } else {
+    // One load brings a step of two fragments; of the last where their number is odd, two steps.
+    constexpr int PAIRS_OF_FRAGMENTS = divide_up(NF, 2), TWO = STEPS % 2 == 0 ? 2 : 1;
+    const int half = at.lane / 8 % 2 * (STEP / 2), second = at.lane / 16;
+    unsigned b_at[PAIRS_OF_FRAGMENTS], a_from[MF];
+#pragma unroll
+    for (int j = 0; j < PAIRS_OF_FRAGMENTS; j++) {
+      const bool two = 2 * j + 1 < NF;
+      if (!(LIVE >> (2 * j) & 3)) continue;
+      b_at[j] = shared_address(w_tile + slots[16 * j + at.lane % 8 + (two ? second * 8 : 0)] + half +
+                               (two ? 0 : second * (TWO - 1) * STEP));
+    }
+#pragma unroll
+    for (int m = 0; m < MF; m++) a_from[m] = shared_address(y_tile + a_at[m][0]);
+#pragma unroll(UNROLL ? STEPS : 1)
+    for (int k = 0; k < STEPS; k += TWO) {
+      unsigned odd[4];
+      if constexpr (NF % 2) {
+        load_matrices(odd, b_at[PAIRS_OF_FRAGMENTS - 1] + k * 32);
+#pragma unroll
+        for (int e = 0; e < 4; e++) odd[e] = operand<IN>(odd[e]);
+      }
+#pragma unroll
+      for (int s = 0; s < TWO; s++) {
+        unsigned a[MF][4];
+#pragma unroll
+        for (int m = 0; m < MF; m++) {
+          load_matrices(a[m], a_from[m] + (k + s) * 32);
+#pragma unroll
+          for (int e = 0; e < 4; e++) a[m][e] = operand<IN>(a[m][e]);
+        }
+#pragma unroll
+        for (int j = 0; j + 1 < NF; j += 2) {
+          if (!(LIVE >> j & 3)) continue;
+          unsigned b[4];
+          load_matrices(b, b_at[j / 2] + (k + s) * 32);
+#pragma unroll
+          for (int e = 0; e < 4; e++) b[e] = operand<IN>(b[e]);
+          if (LIVE >> j & 1) add_products(acc, a, j, b[0], b[1]);
+          if (LIVE >> j & 2) add_products(acc, a, j + 1, b[2], b[3]);
+        }
+        if (NF % 2 && LIVE >> (NF - 1) & 1) add_products(acc, a, NF - 1, odd[2 * s], odd[2 * s + 1]);
+      }
+    }
+  }
+}
+
+// Few distances are unrolled, so that columns of zeros cost nothing.
+constexpr bool UNROLLED = DISTANCES <= 64;
+constexpr int INNER = UNROLLED ? DISTANCES : NV2;
+
+template <int V = 0>
+__device__ __forceinline__ void add_distances(float (&acc)[MF][NF][4], const IN* y_tile,
+                                              const int (&a_at)[MF][ROWS_OF_LANE], const IN* w_tile, const int* slots,
+                                              Lane at) {
+  if constexpr (V < INNER) {
+    constexpr unsigned LIVE = UNROLLED ? rows_of_w.live(V) : (1ull << NF) - 1;
+    if constexpr (LIVE != 0)
+      add_distance<LIVE, (INNER * STEPS * MF * NF <= 1024)>(acc, y_tile + shift_of(V), a_at, w_tile, slots + V * BN, at);
+    add_distances<V + 1>(acc, y_tile, a_at, w_tile, slots, at);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 thin_x(const IN* y, const IN* w, const OUT* bias, OUT* out, char*) {
   extern __shared__ __align__(16) char memory[];
+  constexpr int W_STAGES = CHUNKS > 1 ? STAGES : 1;
   IN* const y_tiles = reinterpret_cast<IN*>(memory);
   IN* const w_tiles = y_tiles + STAGES * POSITIONS * PITCH;
-  int* const y_rows = reinterpret_cast<int*>(w_tiles + STAGES * W_ROWS * PITCH);
-  int* const w_rows = y_rows + POSITIONS;
-  int* const slots = w_rows + W_ROWS;            // [DISTANCES, BN]
-  unsigned* const live = reinterpret_cast<unsigned*>(slots + DISTANCES * BN);  // fragments of columns that are not zero
+  int* const y_rows = reinterpret_cast<int*>(w_tiles + W_STAGES * W_ROWS * PITCH);  // [2, POSITIONS]
+  int* const slots = y_rows + 2 * POSITIONS;                                        // [DISTANCES, BN]
 
   const Lane at;
   const int wm = at.warp % WM, wn = at.warp / WM;
-  const int first_column = blockIdx.x % SLICES * BN;
-  const Place first = tile_at<Q0, Q1, Q2>(blockIdx.x / SLICES);
+  const int slice = blockIdx.x % SLICES, stride = gridDim.x / SLICES;
 
-  for (int i = threadIdx.x; i < DISTANCES; i += THREADS) live[i] = 0;
-  for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
-    const Place p = place_of<H0, H1, M2 * H2>(i);
-    y_rows[i] = row_of_y({first.n + p.n, first.at0 + V0 + p.at0, first.at1 + V1 + p.at1,
-                          first.at2 * M2 + V2 + p.at2 % H2 * M2 + p.at2 / H2});
-  }
-  if constexpr (!SLICED)
-    for (int i = threadIdx.x; i < W_ROWS; i += THREADS) w_rows[i] = i == ZERO ? NONE : i;
-  __syncthreads();
-  for (int i = threadIdx.x; i < DISTANCES * BN; i += THREADS) {
-    const int column = i % BN, row = row_of_w(i / BN, first_column + column_in_memory(column));
-    if constexpr (SLICED) w_rows[i] = row;
-    slots[i] = (SLICED ? i : row == NONE ? ZERO : row) * PITCH;
-    if (row != NONE) atomicOr(&live[i / BN], 1u << (column / 8));
-  }
-  __syncthreads();
-
-  auto load = [&](int chunk) {
-    IN* const y_tile = y_tiles + chunk % STAGES * POSITIONS * PITCH;
-    IN* const w_tile = w_tiles + chunk % STAGES * W_ROWS * PITCH;
-    copy_rows<CHUNK, YC, PITCH, false>(y_tile, y, POSITIONS, chunk * CHUNK, [&](int i, bool) { return y_rows[i]; });
-    copy_rows<CHUNK, YC, PITCH, false>(w_tile, w, W_ROWS, chunk * CHUNK, [&](int i, bool) { return w_rows[i]; });
+  auto tabulate = [&](int tile, int buffer) {
+    const Place first = tile_at<Q0, Q1, Q2>(tile);
+    for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
+      const Place p = place_of<H0, H1, M2 * H2>(i);
+      y_rows[buffer * POSITIONS + i] = row_of_y({first.n + p.n, first.at0 + V0 + p.at0, first.at1 + V1 + p.at1,
+                                                 first.at2 * M2 + V2 + p.at2 % H2 * M2 + p.at2 / H2});
+    }
+  };
+  auto load_w = [&](int chunk, int stage) {
+    copy_rows<CHUNK, YC, PITCH, false>(w_tiles + stage * W_ROWS * PITCH, w, W_ROWS, chunk * CHUNK, [&](int i) {
+      if constexpr (SLICED) return rows_of_w.at[i / BN][slice * BN + i % BN];
+      else return i == ZERO ? NONE : i;
+    });
+  };
+  // What is loaded next; the rows of a tile are tabulated while the tile before it is loaded.
+  int next_tile = blockIdx.x / SLICES, next_chunk = 0, next_stage = 0, buffer = 0;
+  auto load = [&]() {
+    if (next_tile < TILES) {
+      copy_rows<CHUNK, YC, PITCH, false>(y_tiles + next_stage * POSITIONS * PITCH, y, POSITIONS, next_chunk * CHUNK,
+                                         [&](int i) { return y_rows[buffer * POSITIONS + i]; });
+      if (CHUNKS > 1) load_w(next_chunk, next_stage);
+      if (next_chunk == 0 && next_tile + stride < TILES) tabulate(next_tile + stride, buffer ^ 1);
+      if (++next_chunk == CHUNKS) {
+        next_chunk = 0;
+        next_tile += stride;
+        buffer ^= 1;
+      }
+      next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+    }
+    copy_async_commit();
   };
 
-  // Where the tile of y has the row of the product, at distance 0. Rows beyond the tile repeat its first.
+  tabulate(next_tile, 0);
+  for (int i = threadIdx.x; i < DISTANCES * BN; i += THREADS) {
+    const int row = rows_of_w.at[i / BN][slice * BN + i % BN];
+    slots[i] = (SLICED ? i : row == NONE ? ZERO : row) * PITCH;
+  }
+  if (CHUNKS == 1) load_w(0, 0);
+  __syncthreads();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) load();
+
+  // Where the tile of y has the lane's rows, at distance 0. Rows beyond the tile repeat its first.
   auto position_of = [&](int row) {
     const Place p = place_of<T0, T1, T2>(row < TN * T0 * T1 * T2 ? row : 0);
     return ((p.n * H0 + p.at0) * H1 + p.at1) * (M2 * H2) + p.at2;
   };
-  int a_at[MF][STRICT ? 2 : 1];
+  int a_at[MF][ROWS_OF_LANE];
 #pragma unroll
   for (int m = 0; m < MF; m++) {
     const int row = (wm * MF + m) * 16;
     if constexpr (STRICT) {
       a_at[m][0] = position_of(row + at.g) * PITCH;
-      a_at[m][STRICT] = position_of(row + at.g + 8) * PITCH;
+      a_at[m][ROWS_OF_LANE - 1] = position_of(row + at.g + 8) * PITCH;
     } else {
       a_at[m][0] = position_of(row + at.lane % 16) * PITCH + at.lane / 16 * (STEP / 2);
     }
   }
 
-  float acc[MF][NF][4] = {};
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) {
-    if (s < CHUNKS) load(s);
-    copy_async_commit();
-  }
-  for (int chunk = 0; chunk < CHUNKS; chunk++) {
-    if constexpr (STAGES > 1) {
-      copy_async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+  int stage = 0;
+  for (int tile = blockIdx.x / SLICES; tile < TILES; tile += stride) {
+    float acc[MF][NF][4] = {};
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      copy_async_wait<STAGES - 2>();
       __syncthreads();
-      if (chunk + STAGES - 1 < CHUNKS) load(chunk + STAGES - 1);
-      copy_async_commit();
-    } else {
-      if (chunk > 0) __syncthreads();
-      load(chunk);
-      copy_async_commit();
-      copy_async_wait<0>();
-      __syncthreads();
+      load();
+      const IN* const y_tile = y_tiles + stage * POSITIONS * PITCH;
+      const IN* const w_tile = w_tiles + (CHUNKS > 1 ? stage : 0) * W_ROWS * PITCH;
+      for (int v = 0; v < DISTANCES; v += INNER)
+        add_distances(acc, y_tile + shift_of(v), a_at, w_tile, slots + v * BN + wn * NF * 8, at);
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    const IN* const y_tile = y_tiles + chunk % STAGES * POSITIONS * PITCH;
-    const IN* const w_tile = w_tiles + chunk % STAGES * W_ROWS * PITCH;
-    const int steps = min(CHUNK / STEP, divide_up(YC - chunk * CHUNK, STEP));
-    for (int v = 0; v < DISTANCES; v++) {
-      const unsigned here = live[v] >> (wn * NF);
-      if (!(here & ((1ull << NF) - 1))) continue;
-      const Place d = place_of<NV0, NV1, NV2>(v);
-      const int shift = ((d.at0 * H1 + d.at1) * (M2 * H2) + d.at2 % M2 * H2 + d.at2 / M2) * PITCH;
-      const int* const slot = slots + v * BN + wn * NF * 8;
-      if constexpr (STRICT) {
-        for (int k = 0; k < steps * STEP; k += 4) {
-          float4 a[MF][2];
-#pragma unroll
-          for (int m = 0; m < MF; m++) {
-            a[m][0] = four_at(y_tile + a_at[m][0] + shift + k);
-            a[m][1] = four_at(y_tile + a_at[m][STRICT] + shift + k);
-          }
-#pragma unroll
-          for (int j = 0; j < NF; j++) {
-            if (!(here >> j & 1)) continue;
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-              const float4 b = four_at(w_tile + slot[j * 8 + at.t * 2 + e] + k);
-#pragma unroll
-              for (int m = 0; m < MF; m++) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                  float& sum = acc[m][j][2 * h + e];
-                  sum += a[m][h].x * b.x;
-                  sum += a[m][h].y * b.y;
-                  sum += a[m][h].z * b.z;
-                  sum += a[m][h].w * b.w;
-                }
-              }
-            }
-          }
-        }
-      } else {
-        constexpr int PAIRS_OF_FRAGMENTS = divide_up(NF, 2);
-        unsigned b_at[PAIRS_OF_FRAGMENTS];
-#pragma unroll
-        for (int j = 0; j < PAIRS_OF_FRAGMENTS; j++) {
-          const int column = 16 * j + at.lane % 8 + (2 * j + 1 < NF ? at.lane / 16 * 8 : 0);
-          b_at[j] = shared_address(w_tile + slot[column] + at.lane / 8 % 2 * (STEP / 2));
-        }
-        for (int k = 0; k < steps; k++) {
-          unsigned a[MF][4];
-#pragma unroll
-          for (int m = 0; m < MF; m++) {
-            load_matrices(a[m], shared_address(y_tile + a_at[m][0] + shift) + k * 32);
-#pragma unroll
-            for (int e = 0; e < 4; e++) a[m][e] = operand<IN>(a[m][e]);
-          }
-#pragma unroll
-          for (int j = 0; j < PAIRS_OF_FRAGMENTS; j++) {
-            if (!(here >> (2 * j) & 3)) continue;
-            unsigned b[4];
-            load_matrices(b, b_at[j] + k * 32);
-#pragma unroll
-            for (int e = 0; e < 4; e++) b[e] = operand<IN>(b[e]);
-            add_products(acc, a, 2 * j, b[0], b[1]);
-            if (2 * j + 1 < NF) add_products(acc, a, 2 * j + 1 < NF ? 2 * j + 1 : 0, b[2], b[3]);
-          }
-        }
-      }
-    }
-  }
 
+    const Place first = tile_at<Q0, Q1, Q2>(tile);
 #pragma unroll
-  for (int m = 0; m < MF; m++) {
+    for (int m = 0; m < MF; m++) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int row = (wm * MF + m) * 16 + h * 8 + at.g;
-      const Place p = place_of<T0, T1, T2>(row);
-      const Place q = {first.n + p.n, first.at0 + p.at0, first.at1 + p.at1, first.at2 + p.at2};
-      if (row >= TN * T0 * T1 * T2 || q.n >= BATCH) continue;
+      for (int h = 0; h < 2; h++) {
+        const int row = (wm * MF + m) * 16 + h * 8 + at.g;
+        const Place p = place_of<T0, T1, T2>(row);
+        const Place q = {first.n + p.n, first.at0 + p.at0, first.at1 + p.at1, first.at2 + p.at2};
+        if (row >= TN * T0 * T1 * T2 || q.n >= BATCH) continue;
 #pragma unroll
-      for (int j = 0; j < NF; j += GROUP) {
-        const int column = first_column + (wn * NF + j) * 8 + at.t * 2 * GROUP;
-        float v[2 * GROUP];
+        for (int j = 0; j < NF; j += GROUP) {
+          const int column = slice * BN + (wn * NF + j) * 8 + at.t * 2 * GROUP;
+          float v[2 * GROUP];
 #pragma unroll
-        for (int e = 0; e < 2 * GROUP; e++) v[e] = acc[m][j + e / 2][2 * h + e % 2];
-        auto place = [&](int e, long long& to, int& channel) {
-          const Column c = column_of(column + e);
-          const int x0 = q.at0 * PERIOD0 + c.p0, x1 = q.at1 * PERIOD1 + c.p1;
-          const long long element = (long long)q.at2 * (PERIOD2 * XC) + c.element;
-          to = (((long long)q.n * X0 + x0) * X1 + x1) * (long long)(X2 * XC) + element;
-          channel = c.element % XC;
-          return c.real && x0 < X0 && x1 < X1 && element < X2 * XC;
-        };
-        long long to;
-        int channel;
-        if constexpr (WIDE) {
-          if (!place(0, to, channel)) continue;
+          for (int e = 0; e < 2 * GROUP; e++) v[e] = acc[m][j + e / 2][2 * h + e % 2];
+          auto place = [&](int e, long long& to, int& channel) {
+            const Column c = column_of(column + e);
+            const int x0 = q.at0 * PERIOD0 + c.p0, x1 = q.at1 * PERIOD1 + c.p1;
+            const long long element = (long long)q.at2 * (PERIOD2 * XC) + c.element;
+            to = (((long long)q.n * X0 + x0) * X1 + x1) * (long long)(X2 * XC) + element;
+            channel = c.element % XC;
+            return c.real && x0 < X0 && x1 < X1 && element < X2 * XC;
+          };
+          long long to;
+          int channel;
+          if constexpr (WIDE) {
+            if (!place(0, to, channel)) continue;
 #pragma unroll
-          for (int e = 0; e < 2 * GROUP; e++) v[e] = finish(v[e], bias, (channel + e) % XC);
-          store(out + to, v);
-        } else {
+            for (int e = 0; e < 2 * GROUP; e++) v[e] = finish(v[e], bias, (channel + e) % XC);
+            store(out + to, v);
+          } else {
 #pragma unroll
-          for (int e = 0; e < 2 * GROUP; e++)
-            if (place(e, to, channel)) out[to] = from_float<OUT>(finish(v[e], bias, channel));
+            for (int e = 0; e < 2 * GROUP; e++)
+              if (place(e, to, channel)) out[to] = from_float<OUT>(finish(v[e], bias, channel));
+          }
         }
       }
     }
@@ -427,22 +490,32 @@ constexpr int WINDOW0 = (T0 - 1) * S0 + (R0 - 1) * D0 + 1, WINDOW1 = (T1 - 1) * 
 constexpr int ELEMENTS = divide_up(((T2 - 1) * S2 + (R2 - 1) * D2 + 1) * XC, UNIT) * UNIT;
 // The tile of x leaves a gap after each step of the stride, so that windows begin in different banks.
 constexpr int ADVANCE = S2 * XC + SKEW;
-__host__ __device__ constexpr int skewed(int element) { return element / (S2 * XC) * ADVANCE + element % (S2 * XC); }
+__host__ __device__ constexpr int skewed(int element) {
+  return SKEW ? element / (S2 * XC) * ADVANCE + element % (S2 * XC) : element;
+}
 constexpr int X_PITCH = divide_up(skewed(ELEMENTS - 1) + 2, 16 / int(sizeof(IN))) * (16 / int(sizeof(IN)));
-constexpr int X_TILE = TN * WINDOW0 * WINDOW1 * X_PITCH;
+constexpr int X_ROWS = TN * WINDOW0 * WINDOW1, X_TILE = X_ROWS * X_PITCH;
 constexpr int INNER = RUNS / (R0 * R1);  // runs along the last axis
 constexpr int TILE_ROWS = TN * T0 * T1 * T2;
+constexpr int TILES = divide_up(BATCH, TN) * divide_up(Y0, T0) * divide_up(Y1, T1) * divide_up(Y2, T2);
 
-__device__ __forceinline__ void copy_x(IN* tile, const IN* x, Place first) {
-  constexpr int PER_ROW = ELEMENTS / UNIT;
-  for (int u = threadIdx.x; u < TN * WINDOW0 * WINDOW1 * PER_ROW; u += THREADS) {
-    const int row = u / PER_ROW, j = u % PER_ROW * UNIT;
-    const Place p = place_of<1, WINDOW0, WINDOW1>(row);  // n, 0, at0, at1
+// The rows of x that a tile needs; NONE outside.
+__device__ __forceinline__ void tabulate_x(int* rows, Place first) {
+  for (int i = threadIdx.x; i < X_ROWS; i += THREADS) {
+    const Place p = place_of<1, WINDOW0, WINDOW1>(i);  // n, 0 and the two axes
     const int n = first.n + p.n, x0 = first.at0 * S0 - L0 + p.at1, x1 = first.at1 * S1 - L1 + p.at2;
-    const long long e = (long long)(first.at2 * S2 - L2) * XC + j;
-    const bool there = n < BATCH && unsigned(x0) < X0 && unsigned(x1) < X1 && e >= 0 && e < (long long)X2 * XC;
-    const IN* from = there ? x + (((long long)n * X0 + x0) * X1 + x1) * ((long long)X2 * XC) + e : x;
-    IN* to = tile + row * X_PITCH + skewed(j);
+    rows[i] = n < BATCH && unsigned(x0) < X0 && unsigned(x1) < X1 ? (n * X0 + x0) * X1 + x1 : NONE;
+  }
+}
+
+__device__ __forceinline__ void copy_x(IN* tile, const IN* x, const int* rows, Place first) {
+  constexpr int PER_ROW = ELEMENTS / UNIT;
+  const int begin = (first.at2 * S2 - L2) * XC;
+  for (int u = threadIdx.x; u < X_ROWS * PER_ROW; u += THREADS) {
+    const int i = u / PER_ROW, j = u % PER_ROW * UNIT, row = rows[i];
+    const bool there = row >= 0 && unsigned(begin + j) < X2 * XC;
+    const IN* from = there ? x + (long long)row * (X2 * XC) + (begin + j) : x;
+    IN* to = tile + i * X_PITCH + skewed(j);
     if constexpr (UNIT * sizeof(IN) >= 4)
       copy_async<UNIT * sizeof(IN)>(shared_address(to), from, there);
     else
@@ -470,7 +543,7 @@ __device__ __forceinline__ int row_in_y(Place first, int row) {
 }
 
 constexpr int WINDOW = divide_up(RUNS * RUN_PADDED, STEP) * STEP;  // elements, filled up
-constexpr bool FILLED = WINDOW != RUNS * RUN;
+constexpr bool FILLED = WINDOW != RUNS * RUN;  // never with MATRICES
 constexpr int W_ROWS = RUNS * RUN;
 constexpr int B_PITCH = BN + (BN % 16 ? 16 : 8);  // rows that are read together begin in different banks
 
@@ -482,123 +555,157 @@ constexpr int CHUNKS = divide_up(WINDOW, CHUNK);
 extern "C" __global__ void __launch_bounds__(THREADS)
 thin_y(const IN* x, const IN* w, const OUT* bias, OUT* out, char*) {
   extern __shared__ __align__(16) char memory[];
-  IN* const x_tile = reinterpret_cast<IN*>(memory);
-  IN* const w_tiles = x_tile + X_TILE;
-  int* const offsets = reinterpret_cast<int*>(w_tiles + STAGES * CHUNK * B_PITCH);  // [WINDOW]
+  constexpr int W_STAGES = CHUNKS > 1 ? STAGES : 1;
+  IN* const x_tiles = reinterpret_cast<IN*>(memory);
+  IN* const w_tiles = x_tiles + X_TILES * X_TILE;
+  int* const offsets = reinterpret_cast<int*>(w_tiles + W_STAGES * CHUNK * B_PITCH);  // [WINDOW]
+  int* const x_rows = offsets + WINDOW;                                               // [2, X_ROWS]
 
   const Lane at;
   const int wm = at.warp % WM, wn = at.warp / WM;
-  const int first_column = blockIdx.x % SLICES * BN;
-  const Place first = tile_at<Y0, Y1, Y2>(blockIdx.x / SLICES);
+  const int first_column = blockIdx.x % SLICES * BN, stride = gridDim.x / SLICES;
 
-  auto load = [&](int chunk) {
-    copy_rows<BN, YC, B_PITCH, true>(w_tiles + chunk % STAGES * CHUNK * B_PITCH, w, CHUNK, first_column,
-                                     [&](int i, bool) {
-                                       int row;
-                                       offset_of(chunk * CHUNK + i, row);
-                                       return row;
-                                     });
+  auto load_w = [&](int chunk, int stage) {
+    copy_rows<BN, YC, B_PITCH, true>(w_tiles + stage * CHUNK * B_PITCH, w, CHUNK, first_column, [&](int i) {
+      int row;
+      offset_of(chunk * CHUNK + i, row);
+      return row;
+    });
   };
-  copy_x(x_tile, x, first);
-#pragma unroll
-  for (int s = 0; s < (STAGES > 1 ? STAGES - 1 : 1); s++) {
-    if (s < CHUNKS) load(s);
+  // What is loaded next; the rows of a tile are tabulated while the tile before it is loaded.
+  int next_tile = blockIdx.x / SLICES, next_chunk = 0, next_stage = 0, next_buffer = 0, table = 0;
+  auto load = [&]() {
+    if (next_tile < TILES) {
+      if (next_chunk == 0) {
+        copy_x(x_tiles + next_buffer * X_TILE, x, x_rows + table * X_ROWS, tile_at<Y0, Y1, Y2>(next_tile));
+        table ^= 1;
+        if (next_tile + stride < TILES) tabulate_x(x_rows + table * X_ROWS, tile_at<Y0, Y1, Y2>(next_tile + stride));
+      }
+      if (CHUNKS > 1) load_w(next_chunk, next_stage);
+      if (++next_chunk == CHUNKS) {
+        next_chunk = 0;
+        next_tile += stride;
+        next_buffer = next_buffer + 1 == X_TILES ? 0 : next_buffer + 1;
+      }
+      next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+    }
     copy_async_commit();
-  }
+  };
+  tabulate_x(x_rows, tile_at<Y0, Y1, Y2>(next_tile));
+  if (CHUNKS == 1) load_w(0, 0);
+  __syncthreads();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) load();
   for (int i = threadIdx.x; i < WINDOW; i += THREADS) {
     int row;
     offsets[i] = offset_of(i, row);
   }
-  const IN* base[MF][2];
+  // Where the windows of the lane's rows begin: of one row for ldmatrix, of g and g + 8 else.
+  constexpr int ROWS_OF_LANE = MATRICES ? 1 : 2;
+  int base[MF][ROWS_OF_LANE];
 #pragma unroll
   for (int m = 0; m < MF; m++) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) base[m][h] = x_tile + base_of((wm * MF + m) * 16 + h * 8 + at.g);
+    for (int h = 0; h < ROWS_OF_LANE; h++)
+      base[m][h] = base_of((wm * MF + m) * 16 + (MATRICES ? at.lane % 16 : h * 8 + at.g));
   }
 
-  float acc[MF][NF][4] = {};
-  for (int chunk = 0; chunk < CHUNKS; chunk++) {
-    if constexpr (STAGES > 1) {
-      copy_async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+  int stage = 0, buffer = 0;
+  for (int tile = blockIdx.x / SLICES; tile < TILES; tile += stride) {
+    const IN* const x_tile = x_tiles + buffer * X_TILE;
+    float acc[MF][NF][4] = {};
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      copy_async_wait<STAGES - 2>();
       __syncthreads();
-      if (chunk + STAGES - 1 < CHUNKS) load(chunk + STAGES - 1);
-      copy_async_commit();
-    } else {
-      copy_async_wait<0>();
-      __syncthreads();
-    }
-    const IN* const w_tile = w_tiles + chunk % STAGES * CHUNK * B_PITCH + wn * NF * 8;
-    const int steps = min(CHUNK, WINDOW - chunk * CHUNK);
-    for (int k = 0; k < steps; k += STEP) {
-      const int* const offset = offsets + chunk * CHUNK + k;
-      if constexpr (STRICT) {
+      load();
+      const IN* const w_tile = w_tiles + (CHUNKS > 1 ? stage : 0) * CHUNK * B_PITCH + wn * NF * 8;
+      const int steps = min(CHUNK, WINDOW - chunk * CHUNK);
+#pragma unroll 2
+      for (int k = 0; k < steps; k += STEP) {
+        const int* const offset = offsets + chunk * CHUNK + k;
+        if constexpr (STRICT) {
 #pragma unroll
-        for (int s = 0; s < STEP; s++) {
-          const int o = offset[s];
-          float a[MF][2];
-#pragma unroll
-          for (int m = 0; m < MF; m++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) a[m][h] = FILLED && o < 0 ? 0.f : to_float(base[m][h][o]);
-          }
-          add_outer(acc, a, w_tile + (k + s) * B_PITCH, at.t);
-        }
-      } else {
-        unsigned a[MF][4];
-        if constexpr (NARROW) {
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int2 o = *reinterpret_cast<const int2*>(offset + half * 8 + at.t * 2);
-            const unsigned mask = (o.x < 0 ? 0u : 0xffffu) | (o.y < 0 ? 0u : 0xffff0000u);
-            const int low = FILLED ? max(o.x, 0) : o.x, high = FILLED ? max(o.y, 0) : o.y;
-#pragma unroll
-            for (int m = 0; m < MF; m++) {
-#pragma unroll
-              for (int h = 0; h < 2; h++) {
-                unsigned v = PAIRS ? word_at(base[m][h] + low)
-                                   : bits_at(base[m][h] + low) | bits_at(base[m][h] + high) << 16;
-                if (FILLED) v &= mask;
-                a[m][half * 2 + h] = v;
-              }
-            }
-          }
-        } else {
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int o = offset[half * 4 + at.t];
+          for (int s = 0; s < STEP; s++) {
+            const int o = offset[s];
+            float a[MF][2];
 #pragma unroll
             for (int m = 0; m < MF; m++) {
 #pragma unroll
               for (int h = 0; h < 2; h++)
-                a[m][half * 2 + h] = FILLED && o < 0 ? 0u : operand<IN>(word_at(base[m][h] + o));
+                a[m][h] = FILLED && o < 0 ? 0.f : to_float(x_tile[base[m][h % ROWS_OF_LANE] + o]);
+            }
+            add_outer(acc, a, w_tile + (k + s) * B_PITCH, at.t);
+          }
+        } else {
+          unsigned a[MF][4];
+          if constexpr (MATRICES) {
+            const unsigned from = shared_address(x_tile + offset[at.lane / 16 * (STEP / 2)]);
+#pragma unroll
+            for (int m = 0; m < MF; m++) {
+              load_matrices(a[m], from + base[m][0] * int(sizeof(IN)));
+#pragma unroll
+              for (int e = 0; e < 4; e++) a[m][e] = operand<IN>(a[m][e]);
+            }
+          } else if constexpr (NARROW) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              const int2 o = *reinterpret_cast<const int2*>(offset + half * 8 + at.t * 2);
+              const unsigned mask = (o.x < 0 ? 0u : 0xffffu) | (o.y < 0 ? 0u : 0xffff0000u);
+              const IN* const low = x_tile + (FILLED ? max(o.x, 0) : o.x);
+              const IN* const high = x_tile + (FILLED ? max(o.y, 0) : o.y);
+#pragma unroll
+              for (int m = 0; m < MF; m++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                  const int at_row = base[m][h % ROWS_OF_LANE];
+                  unsigned v = PAIRS ? word_at(low + at_row) : bits_at(low + at_row) | bits_at(high + at_row) << 16;
+                  if (FILLED) v &= mask;
+                  a[m][half * 2 + h] = v;
+                }
+              }
+            }
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              const int o = offset[half * 4 + at.t];
+#pragma unroll
+              for (int m = 0; m < MF; m++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                  a[m][half * 2 + h] =
+                      FILLED && o < 0 ? 0u : operand<IN>(word_at(x_tile + base[m][h % ROWS_OF_LANE] + o));
+              }
             }
           }
+          add_step<B_PITCH>(acc, a, w_tile + k * B_PITCH, at);
         }
-        add_step<B_PITCH>(acc, a, w_tile + k * B_PITCH, at);
       }
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-  }
+    buffer = buffer + 1 == X_TILES ? 0 : buffer + 1;
 
+    const Place first = tile_at<Y0, Y1, Y2>(tile);
 #pragma unroll
-  for (int m = 0; m < MF; m++) {
+    for (int m = 0; m < MF; m++) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int row = row_in_y(first, (wm * MF + m) * 16 + h * 8 + at.g);
-      if (row == NONE) continue;
-      OUT* const to = out + (long long)row * YC;
+      for (int h = 0; h < 2; h++) {
+        const int row = row_in_y(first, (wm * MF + m) * 16 + h * 8 + at.g);
+        if (row == NONE) continue;
+        OUT* const to = out + (long long)row * YC;
 #pragma unroll
-      for (int j = 0; j < NF; j += GROUP) {
-        const int channel = first_column + (wn * NF + j) * 8 + at.t * 2 * GROUP;
-        float v[2 * GROUP];
-#pragma unroll
-        for (int e = 0; e < 2 * GROUP; e++)
-          if (channel + e < YC) v[e] = finish(acc[m][j + e / 2][2 * h + e % 2], bias, channel + e);
-        if constexpr (WIDE) {
-          if (channel < YC) store(to + channel, v);
-        } else {
+        for (int j = 0; j < NF; j += GROUP) {
+          const int channel = first_column + (wn * NF + j) * 8 + at.t * 2 * GROUP;
+          float v[2 * GROUP];
 #pragma unroll
           for (int e = 0; e < 2 * GROUP; e++)
-            if (channel + e < YC) to[channel + e] = from_float<OUT>(v[e]);
+            if (channel + e < YC) v[e] = finish(acc[m][j + e / 2][2 * h + e % 2], bias, channel + e);
+          if constexpr (WIDE) {
+            if (channel < YC) store(to + channel, v);
+          } else {
+#pragma unroll
+            for (int e = 0; e < 2 * GROUP; e++)
+              if (channel + e < YC) to[channel + e] = from_float<OUT>(v[e]);
+          }
         }
       }
     }
@@ -608,8 +715,8 @@ thin_y(const IN* x, const IN* w, const OUT* bias, OUT* out, char*) {
 #else
 // -- Role w ---------------------------------------------------------------------------------------
 
+constexpr int STAGES = 2;
 constexpr int POSITIONS = divide_up(TILE_ROWS, STEP * WK) * STEP * WK;  // in a tile
-constexpr int TILES = divide_up(BATCH, TN) * divide_up(Y0, T0) * divide_up(Y1, T1) * divide_up(Y2, T2);
 constexpr bool PARTIAL = POSITIONS != TILE_ROWS || BATCH % TN || Y0 % T0 || Y1 % T1 || Y2 % T2;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -617,8 +724,11 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
   extern __shared__ __align__(16) char memory[];
   IN* const x_tiles = reinterpret_cast<IN*>(memory);
   IN* const y_tiles = x_tiles + STAGES * X_TILE;
-  int* const y_rows = reinterpret_cast<int*>(y_tiles + STAGES * POSITIONS * B_PITCH);  // [STAGES, POSITIONS]
-  int* const bases = y_rows + STAGES * POSITIONS;
+  // A tile's rows are read while it is loaded and while it is multiplied, and written before.
+  constexpr int TABLES = 3;
+  int* const y_rows = reinterpret_cast<int*>(y_tiles + STAGES * POSITIONS * B_PITCH);  // [TABLES, POSITIONS]
+  int* const bases = y_rows + TABLES * POSITIONS;                                      // [POSITIONS]
+  int* const x_rows = bases + POSITIONS;                                               // [TABLES, X_ROWS]
 
   const Lane at;
   const int wm = at.warp % WM, wn = at.warp / WM % WN, wk = at.warp / (WM * WN);
@@ -627,45 +737,47 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
   const int split = blockIdx.x / (SLICES * ROW_SLICES);
 
   for (int i = threadIdx.x; i < POSITIONS; i += THREADS) bases[i] = base_of(i);
-  // Rows 2 * g and 2 * g + 1 of a fragment are the lane's, neighbours in x.
+  // The elements of the window that are a lane's rows g and g + 8: neighbours, where one word has both.
+  auto element_of = [&](int m, int h) { return first_row + m * 16 + (MATRICES ? at.g + 8 * h : at.g * 2 + h); };
   int offset[MF][2];
 #pragma unroll
   for (int m = 0; m < MF; m++) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int row;
-      offset[m][h] = max(offset_of(first_row + m * 16 + at.g * 2 + h, row), 0);
+      offset[m][h] = max(offset_of(MATRICES ? first_row + m * 16 + at.lane / 8 % 2 * 8 : element_of(m, h), row), 0);
     }
-    if (PAIRS) offset[m][1] = 0;
+    if (PAIRS || MATRICES) offset[m][1] = 0;
   }
 
-  auto load = [&](int tile) {
-    const int stage = (tile - split) / SPLITS % STAGES;
+  auto tabulate = [&](int tile, int table) {
     const Place first = tile_at<Y0, Y1, Y2>(tile);
-    copy_x(x_tiles + stage * X_TILE, x, first);
-    copy_rows<BN, YC, B_PITCH, false>(y_tiles + stage * POSITIONS * B_PITCH, y, POSITIONS, first_column,
-                                      [&](int i, bool one) {
-                                        const int row = row_in_y(first, i);
-                                        if (PARTIAL && one) y_rows[stage * POSITIONS + i] = row;
-                                        return row;
-                                      });
+    tabulate_x(x_rows + table * X_ROWS, first);
+    for (int i = threadIdx.x; i < POSITIONS; i += THREADS) y_rows[table * POSITIONS + i] = row_in_y(first, i);
+  };
+  auto after = [&](int table) { return table + 1 == TABLES ? 0 : table + 1; };
+  auto load = [&](int tile, int stage, int table) {
+    if (tile < TILES) {
+      copy_x(x_tiles + stage * X_TILE, x, x_rows + table * X_ROWS, tile_at<Y0, Y1, Y2>(tile));
+      copy_rows<BN, YC, B_PITCH, false>(y_tiles + stage * POSITIONS * B_PITCH, y, POSITIONS, first_column,
+                                        [&](int i) { return y_rows[table * POSITIONS + i]; });
+      if (tile + SPLITS < TILES) tabulate(tile + SPLITS, after(table));
+    }
+    copy_async_commit();
   };
 
   float acc[MF][NF][4] = {};
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) {
-    if (split + s * SPLITS < TILES) load(split + s * SPLITS);
-    copy_async_commit();
-  }
-  int stage = 0;
+  tabulate(split, 0);
+  __syncthreads();
+  load(split, 0, 0);
+  int stage = 0, table = 0;
   for (int tile = split; tile < TILES; tile += SPLITS) {
-    copy_async_wait<STAGES - 2>();
+    copy_async_wait<0>();
     __syncthreads();
-    if (tile + (STAGES - 1) * SPLITS < TILES) load(tile + (STAGES - 1) * SPLITS);
-    copy_async_commit();
+    load(tile + SPLITS, stage ^ 1, after(table));
     const IN* const x_tile = x_tiles + stage * X_TILE;
     const IN* const y_tile = y_tiles + stage * POSITIONS * B_PITCH + wn * NF * 8;
-    const int* const rows = y_rows + stage * POSITIONS;
+    const int* const rows = y_rows + table * POSITIONS;
     for (int k = wk * STEP; k < POSITIONS; k += WK * STEP) {
       if constexpr (STRICT) {
 #pragma unroll
@@ -682,7 +794,24 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
         }
       } else {
         unsigned a[MF][4];
-        if constexpr (NARROW) {
+        if constexpr (MATRICES) {
+          const int i = k + at.lane / 16 * 8 + at.lane % 8;
+          const unsigned from = shared_address(x_tile + bases[i]);
+#pragma unroll
+          for (int m = 0; m < MF; m++) load_matrices_transposed(a[m], from + offset[m][0] * int(sizeof(IN)));
+          if (PARTIAL) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              const int2 row = *reinterpret_cast<const int2*>(rows + k + half * 8 + at.t * 2);
+              const unsigned mask = (row.x < 0 ? 0u : 0xffffu) | (row.y < 0 ? 0u : 0xffff0000u);
+#pragma unroll
+              for (int m = 0; m < MF; m++) {
+                a[m][half * 2] &= mask;
+                a[m][half * 2 + 1] &= mask;
+              }
+            }
+          }
+        } else if constexpr (NARROW) {
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const int i = k + half * 8 + at.t * 2;
@@ -725,7 +854,8 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
         add_step<B_PITCH>(acc, a, y_tile + k * B_PITCH, at);
       }
     }
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage ^= 1;
+    table = after(table);
   }
 
   // The sums of the warps that share an output, as a tree.
@@ -767,7 +897,7 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int row;
-      offset_of(first_row + m * 16 + at.g * 2 + h, row);
+      offset_of(element_of(m, h), row);
       if (row == NONE) continue;
 #pragma unroll
       for (int j = 0; j < NF; j++) {

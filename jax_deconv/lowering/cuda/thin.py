@@ -28,8 +28,8 @@ TYPES = {np.dtype(np.float32): "f32", np.dtype(jnp.bfloat16): "bf16", np.dtype(n
 #: Beyond so many channels x is not thin: products that are dense along them pay.
 MOST_CHANNELS = 16
 
-# What a block may use: every GPU from sm_80 on has 163 KiB, and two blocks share a multiprocessor.
-_MOST_SHARED, _SHARED_FOR_TWO = 163 * 1024, 100 * 1024
+# Bytes of shared memory: what a block may use on every GPU that has sm_80, sm_90 or sm_100, and what an H200 has.
+_MOST_SHARED, _SHARED = 163 * 1024, 227 * 1024
 _MOST_FRAGMENTS = 24  # of 16 by 8 sums in a warp's registers
 _PROCESSORS = 132
 
@@ -37,8 +37,8 @@ _PROCESSORS = 132
 # fragments on tensor cores and without, a copy to shared memory, and a block or tile as such.
 _DEVICE_BYTE, _L2_BYTE, _SHARED_BYTE = 1 / 19, 1 / 38, 1 / 128
 _PRODUCT, _STRICT_PRODUCT = 1.6, 12
-_COPY = 0.2
-_BLOCK = 1500
+_COPY = 0.3
+_TILE, _BLOCK = 600, 3000
 
 
 def _up(a: int, b: int) -> int:
@@ -68,6 +68,10 @@ class _Shape:
     @property
     def product(self) -> float:
         return _STRICT_PRODUCT if self.strict else _PRODUCT
+
+    def copied(self, width: int) -> int:
+        """Bytes that one copy from a row of `width` elements reads."""
+        return math.gcd(width * self.item, 16)
 
     def group(self, fragments: int, aligned: int) -> tuple[int, bool]:
         """GROUP and WIDE: with stores of up to 16 bytes that start at multiples of a part of `aligned` elements."""
@@ -108,15 +112,26 @@ def _tiles(extents: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], ...]:
     return tuple(t for t in found if math.prod(t) * 2 > most)
 
 
+#: Role x: columns times distances that a table may have.
+_MOST_COLUMNS = 2**14
+
+
 def _blocks(extents, tile) -> int:
     return math.prod(map(_up, extents, tile))
 
 
-def _total(blocks: int, cycles: float, shared: int) -> float:
-    """Cycles until all blocks are done."""
-    waves = blocks / _PROCESSORS
-    waves = max(1.0, waves) if waves > 4 else math.ceil(waves)
-    return waves * cycles * (1.25 if shared > _SHARED_FOR_TWO else 1)
+def _grid(tiles: int, slices: int, warps: int, fragments: int, shared: int) -> tuple[int, int]:
+    """Blocks for each slice, all at work at once, and how many share a multiprocessor."""
+    registers = 4 * fragments + 72
+    resident = max(1, min(_SHARED // (shared + 1024), 65536 // (registers * 32 * warps), 48 // warps))
+    most = max(1, _PROCESSORS * resident // slices)
+    return _up(tiles, _up(tiles, most)), resident
+
+
+def _total(tiles: int, grid: int, slices: int, resident: int, warps: int, cycles: float, setup: float) -> float:
+    """Cycles until all tiles are done, a tile alone on a multiprocessor taking `cycles`."""
+    together = min(resident, _up(grid * slices, _PROCESSORS))
+    return together * (_up(tiles, grid) * cycles + setup) * (1 + 10 / (together * warps))
 
 
 # -- Role x -------------------------------------------------------------------------------------------
@@ -148,73 +163,107 @@ def _columns_in_use(tables, channels: int, columns: int, block: int, group: int)
     return uses
 
 
+@dataclasses.dataclass(frozen=True)
+class _Periods:
+    """Role x: how the columns of the product lie in x, and from which distances in y they come."""
+
+    shape: _Shape
+    m2: int  # positions of y that a row advances on the last axis
+
+    @functools.cached_property
+    def periods(self) -> tuple[int, ...]:
+        a0, a1, a2 = self.shape.axes
+        return a0.stride, a1.stride, self.m2 * a2.stride
+
+    @functools.cached_property
+    def distances(self):
+        return [_distances(a, period) for a, period in zip(self.shape.axes, self.periods)]
+
+    @functools.cached_property
+    def numbers(self) -> list[int]:
+        return [number for _, number, _ in self.distances]
+
+    @functools.cached_property
+    def extents(self) -> tuple[int, ...]:
+        return (self.shape.problem.N, *(_up(a.x_size, period) for a, period in zip(self.shape.axes, self.periods)))
+
+    @property
+    def run(self) -> int:
+        return self.periods[2] * self.shape.problem.C
+
+    def positions(self, tile) -> int:
+        """Positions of y that a tile needs."""
+        (v0, v1, v2), m2 = self.numbers, self.m2
+        return tile[0] * (tile[1] - 1 + v0) * (tile[2] - 1 + v1) * m2 * _up((tile[3] - 1) * m2 + v2, m2)
+
+    def tile(self, rows: int, live: float) -> tuple[int, ...]:
+        """Of the tiles of at most so many rows the cheapest."""
+        position = self.shape.problem.K * self.shape.item * _L2_BYTE + 2
+        product = live * _up(self.shape.problem.K, self.shape.step) / 16 * self.shape.product
+        return min(_tiles(self.extents, rows), key=lambda tile: _blocks(self.extents, tile) * (
+            self.positions(tile) * position + rows * product))
+
+    def macros(self) -> dict:
+        return {"M2": self.m2, **{f"V{i}": first for i, (first, _, _) in enumerate(self.distances)},
+                **{f"NV{i}": number for i, number in enumerate(self.numbers)}}
+
+
 def _plans_x(s: _Shape) -> Iterator[tuple[float, Kernel]]:
-    p, axes = s.problem, s.axes
-    taps = math.prod(a.kernel for a in axes)
-    chunks = sorted({min(_up(p.K, s.step) * s.step, size // s.item) for size in (32, 64, 128)})
+    p = s.problem
+    steps, taps = _up(p.K, s.step), math.prod(a.kernel for a in s.axes)
+    sizes = {min(steps, n) for n in (1, 2, 4, 8)}
     for m2 in (1, 2, 4):
-        periods = [a.stride for a in axes[:2]] + [m2 * axes[2].stride]
-        if m2 > 1 and periods[2] * p.C > 32:
+        periods = _Periods(s, m2)
+        if m2 > 1 and periods.run > 32:
             continue
-        found = [_distances(a, period) for a, period in zip(axes, periods)]
-        numbers = [number for _, number, _ in found]
-        distances = math.prod(numbers)
-        extents = (p.N, *(_up(a.x_size, period) for a, period in zip(axes, periods)))
-        run = periods[2] * p.C
-        for columns in {run, _up(run, 8) * 8}:
-            total = _up(periods[0] * periods[1] * columns, 8) * 8
-            for slices in sorted({_up(total, 8 * nf * wn) for nf in (1, 2, 3, 4, 5, 6, 8, 10, 12) for wn in (1, 2)}):
-                fragments = _up(_up(total, slices), 8)
-                for wn in (1, 2):
-                    nf = _up(fragments, wn)
-                    if nf > 12 or wn > fragments or nf * wn > 32 or slices * distances * total > 2**20:
+        distances = math.prod(periods.numbers)
+        aligned = math.gcd(periods.run, s.axes[2].x_size * p.C)
+        for columns in {periods.run, _up(periods.run, 8) * 8}:
+            fragments = _up(periods.periods[0] * periods.periods[1] * columns, 8)
+            for nf, wn in itertools.product(range(1, 13), (1, 2, 4)):
+                slices = _up(fragments, nf * wn)
+                bn = 8 * nf * wn
+                if nf * wn > fragments or slices * bn * distances > _MOST_COLUMNS:
+                    continue
+                group, wide = s.group(nf, aligned)
+                used = _columns_in_use([t for _, _, t in periods.distances], p.C, columns, bn, group)
+                live, live_distances = sum(map(sum, used)) / slices, sum(map(any, used))
+                sliced = distances * bn < taps * p.C
+                w_rows = distances * bn if sliced else taps * p.C + 1
+                for warps, mf in itertools.product((4, 8), (1, 2, 4)):
+                    if mf * nf > _MOST_FRAGMENTS or wn > warps:
                         continue
-                    aligned = math.gcd(run, axes[2].x_size * p.C)
-                    group, wide = s.group(nf, aligned)
-                    bn = nf * wn * 8
-                    used = _columns_in_use([t for _, _, t in found], p.C, columns, bn, group)
-                    live = sum(map(sum, used)) / slices
-                    live_distances = sum(map(any, used))
-                    sliced = distances * bn < taps * p.C
-                    w_rows = distances * bn if sliced else taps * p.C + 1
-                    for warps, mf in itertools.product((4, 8), (1, 2, 4)):
-                        if mf * nf > _MOST_FRAGMENTS:
-                            continue
-                        wm = warps // wn
-                        bm = 16 * mf * wm
-
-                        def halo(tile):
-                            h2 = _up((tile[3] - 1) * m2 + numbers[2], m2)
-                            return tile[0] * (tile[1] - 1 + numbers[0]) * (tile[2] - 1 + numbers[1]) * m2 * h2
-
-                        tile = min(_tiles(extents, bm), key=lambda t: _blocks(extents, t) * (
-                            halo(t) * p.K * s.item * _L2_BYTE + bm * live))
-                        positions, blocks = halo(tile), _blocks(extents, tile) * slices
-                        steps = _up(p.K, s.step)
-                        load = (positions + w_rows) * p.K * s.item * _L2_BYTE
-                        device = (positions * p.K * s.item / slices
-                                  + math.prod(tile) * total * p.out_dtype.itemsize / slices) * _DEVICE_BYTE / 1.2
-                        shared_time = steps * 512 * _SHARED_BYTE * (
-                            live_distances * wn * wm * mf + live / 2 * wm)
-                        multiply = steps * live * wm * mf * s.product
-                        cycles = (max(load, device, shared_time, multiply) + 0.3 * min(load, shared_time + multiply)
-                                  + _BLOCK + distances * bn / (32 * warps) * 60)
-                        for chunk in chunks:
-                            rounds = _up(p.K, chunk)
-                            for stages in (1,) if rounds == 1 else (2, 3):
-                                shared = (stages * (positions + w_rows) * (chunk * s.item + 16)
-                                          + 4 * (positions + w_rows + distances * (bn + 1)))
-                                if shared > _MOST_SHARED:
-                                    continue
-                                cost = _total(blocks, cycles + rounds * 150 * (1 if stages > 2 else 1.5), shared)
-                                label = f"x m{m2} {bm}x{bn} {tile} k{chunk} s{stages} w{warps}"
-                                yield cost, functools.partial(
-                                    s.kernel, label, (Launch("thin_x", (blocks, 1, 1), (32 * warps, 1, 1), shared),),
-                                    TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3], WM=wm, WN=wn, MF=mf, NF=nf,
-                                    GROUP=group, SLICES=slices, CHUNK=chunk, STAGES=stages, M2=m2, COLUMNS=columns,
-                                    SLICED=sliced, WIDE=wide,
-                                    **{f"V{i}": first for i, (first, _, _) in enumerate(found)},
-                                    **{f"NV{i}": number for i, number in enumerate(numbers)})
+                    wm = warps // wn
+                    tile = periods.tile(16 * mf * wm, live)
+                    positions, tiles = periods.positions(tile), _blocks(periods.extents, tile)
+                    for size in sizes:
+                        chunk, rounds = size * s.step, _up(steps, size)
+                        copies = (positions + (w_rows if rounds > 1 else 0)) * p.K * s.item
+                        load = copies * _L2_BYTE
+                        device = (positions * p.K * s.item / slices / 1.2 + math.prod(tile) * periods.run
+                                  * math.prod(periods.periods[:2]) * p.out_dtype.itemsize / slices) * _DEVICE_BYTE
+                        shared_time = rounds * size * 512 * _SHARED_BYTE * (
+                            live_distances * wn * wm * mf + live / (1 if nf == 1 else 2) * wm)
+                        multiply = rounds * size * live * wm * mf * s.product
+                        issue = (rounds * live_distances * warps * 12 / 2 + copies / s.copied(p.K) * _COPY
+                                 + positions * 0.7)
+                        cycles = (max(load, device, shared_time, multiply) + issue + _TILE + rounds * 100
+                                  + 0.3 * min(max(load, device), max(shared_time, multiply)))
+                        setup = _BLOCK + (w_rows * p.K * s.item * _L2_BYTE if rounds == 1 else 0)
+                        for stages in (2,) if rounds == 1 else (2, 3):
+                            shared = ((stages * positions + (stages if rounds > 1 else 1) * w_rows)
+                                      * (chunk * s.item + 16) + 4 * (2 * positions + distances * bn))
+                            if shared > _MOST_SHARED:
+                                continue
+                            grid, resident = _grid(tiles, slices, warps, mf * nf, shared)
+                            cost = _total(tiles, grid, slices, resident, warps,
+                                          cycles + (rounds * 100 if stages == 2 else 0), setup)
+                            label = f"x m{m2} {16 * mf * wm}x{bn} {tile} mf{mf} k{chunk} s{stages} w{warps}"
+                            launch = Launch("thin_x", (grid * slices, 1, 1), (32 * warps, 1, 1), shared)
+                            yield cost, functools.partial(
+                                s.kernel, label, (launch,), TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3],
+                                WM=wm, WN=wn, MF=mf, NF=nf, GROUP=group, SLICES=slices, CHUNK=chunk, STAGES=stages,
+                                COLUMNS=columns, SLICED=sliced, WIDE=wide, **periods.macros())
 
 
 # -- Windows of x: roles y and w ----------------------------------------------------------------------
@@ -234,6 +283,7 @@ class _Windows:
     """How windows lie in a tile of x."""
 
     shape: _Shape
+    _tile: dict = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def extents(self) -> tuple[int, ...]:
@@ -260,9 +310,25 @@ class _Windows:
         return (self.shape.item == 2 and last.stride * channels % 2 == 0
                 and (last.dilation == 1 or last.dilation * channels % 2 == 0))
 
+    @functools.cached_property
+    def matrices(self) -> bool:
+        """Whether 16 bytes of a window that are neighbours can be read as a row of a matrix."""
+        last, channels, row = self.shape.axes[2], self.shape.problem.C, 16 // self.shape.item
+        if self.shape.strict or self.run % row or last.stride * channels % row or (
+                last.dilation > 1 and last.dilation * channels % row):
+            return False
+        if self.shape.problem.role is Role.W:
+            return self.shape.item == 2
+        return self.rows % self.shape.step == 0
+
     @property
     def run_padded(self) -> int:
         return _up(self.run, 2) * 2 if self.pairs else self.run
+
+    @property
+    def gather(self) -> float:
+        """Cycles of shared memory for a fragment of windows."""
+        return 4 if self.matrices else 6 if self.pairs or self.shape.item == 4 else 12
 
     @property
     def window(self) -> int:
@@ -281,22 +347,29 @@ class _Windows:
     def unit_and_skew(self, tile) -> tuple[int, int]:
         unit = self.unit(tile)
         if self.advance * self.shape.item < 32:
-            return unit, 0
+            return math.gcd(unit, self.advance) if self.matrices else unit, 0
         unit = math.gcd(unit, self.advance)
-        return unit, _skew(self.advance, unit, self.shape.item)
+        return unit, _skew(self.advance, 16 // self.shape.item if self.matrices else unit, self.shape.item)
+
+    def x_rows(self, tile) -> int:
+        """Rows of the tile of x."""
+        return tile[0] * math.prod((t - 1) * a.stride + a.extent for t, a in zip(tile[1:3], self.shape.axes))
 
     def tile_elements(self, tile, skew: int, unit: int) -> int:
         """Elements of the tile of x in shared memory."""
-        a0, a1, a2 = self.shape.axes
-        sizes = [(t - 1) * a.stride + a.extent for t, a in zip(tile[1:], (a0, a1, a2))]
-        last = _up(sizes[2] * self.shape.problem.C, unit) * unit - 1
+        axis = self.shape.axes[2]
+        last = _up(((tile[3] - 1) * axis.stride + axis.extent) * self.shape.problem.C, unit) * unit - 1
         vector = 16 // self.shape.item
         pitch = _up(last // self.advance * (self.advance + skew) + last % self.advance + 2, vector) * vector
-        return tile[0] * sizes[0] * sizes[1] * pitch
+        return self.x_rows(tile) * pitch
 
-    @functools.cache
     def tile(self, limit: int) -> tuple[tuple[int, ...], int, int, int]:
         """Of the tiles of at most `limit` positions the cheapest, its UNIT, SKEW and elements of x."""
+        if limit not in self._tile:
+            self._tile[limit] = self._cheapest(limit)
+        return self._tile[limit]
+
+    def _cheapest(self, limit: int):
         options = []
         for tile in _tiles(self.extents, limit):
             unit, skew = self.unit_and_skew(tile)
@@ -307,7 +380,7 @@ class _Windows:
 
     def macros(self, tile, unit: int, skew: int) -> dict:
         return dict(TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3], RUN=self.run, RUN_PADDED=self.run_padded,
-                    RUNS=self.runs, PAIRS=self.pairs, UNIT=unit, SKEW=skew)
+                    RUNS=self.runs, PAIRS=self.pairs, MATRICES=self.matrices, UNIT=unit, SKEW=skew)
 
 
 def _pitch(bn: int) -> int:
@@ -324,37 +397,42 @@ def _widths(columns: int) -> Iterator[tuple[int, int, int]]:
 
 def _plans_y(s: _Shape) -> Iterator[tuple[float, Kernel]]:
     p, win = s.problem, _Windows(s)
+    steps = win.window // s.step
     for (nf, wn, slices), warps, mf in itertools.product(_widths(p.K), (4, 8), (1, 2, 4)):
         if mf * nf > _MOST_FRAGMENTS or wn > warps:
             continue
         wm = warps // wn
         bm, bn = 16 * mf * wm, 8 * nf * wn
         group, wide = s.group(nf, p.K)
-        fill = win.window // s.step
         tile, unit, skew, elements = win.tile(bm)
-        copies = elements / unit * _COPY
-        blocks = _blocks(win.extents, tile) * slices
-        gather = wm * mf * wn * fill * (4 if win.pairs or s.item == 4 else 8) + fill * wm * wn * 2
-        columns = wn * wm * nf / 2 * fill * 4
-        multiply = wm * mf * wn * nf * fill * s.product
-        copy_w = win.window * bn / 2 * 0.25
-        write = math.prod(tile) * min(bn, _up(p.K, slices)) * p.out_dtype.itemsize * _DEVICE_BYTE
-        scattered = math.prod(tile) * bn * p.out_dtype.itemsize / (4 * group if wide else 2) / 32 * 4
-        cycles = (max(write, gather + columns, multiply) + 0.5 * (copies + copy_w + elements * s.item * _L2_BYTE)
-                  + 0.3 * min(write, gather + columns + multiply) + 0.3 * scattered + _BLOCK)
-        whole = win.window
-        for chunk, stages in ((whole, 1), (128, 2), (128, 3), (64, 2), (64, 3)):
-            if stages > 1 and chunk >= whole:
+        tiles = _blocks(win.extents, tile)
+        gather = steps * wm * wn * (mf * win.gather + 2)
+        columns = steps * wm * wn * nf / 2 * 4
+        multiply = steps * wm * wn * mf * nf * s.product
+        written = math.prod(tile) * min(bn, _up(p.K, slices)) * p.out_dtype.itemsize
+        device = (written + elements * s.item / slices / 1.2) * _DEVICE_BYTE
+        stores = bm * bn / (2 * group if wide else 1) / 32 * 2.5
+        copy_w = win.window * bn / 2 * _COPY + win.window * bn * s.item * _L2_BYTE
+        for chunk, stages in ((win.window, 2), (128, 2), (128, 3), (64, 2), (64, 3)):
+            once = chunk == win.window
+            if chunk >= win.window and not once:
                 continue
-            shared = (elements + stages * chunk * _pitch(bn)) * s.item + 4 * whole
-            if shared > _MOST_SHARED:
-                continue
-            label = f"y {bm}x{bn} {tile} k{chunk} s{stages} w{warps}"
-            cost = _total(blocks, cycles + _up(whole, chunk) * 100, shared)
-            yield cost, functools.partial(
-                s.kernel, label, (Launch("thin_y", (blocks, 1, 1), (32 * warps, 1, 1), shared),),
-                WM=wm, WN=wn, MF=mf, NF=nf, GROUP=group, WIDE=wide, SLICES=slices, CHUNK=chunk, STAGES=stages,
-                **win.macros(tile, unit, skew))
+            for x_tiles in (1, 2):
+                shared = (x_tiles * elements + (1 if once else stages) * chunk * _pitch(bn)) * s.item + 4 * (
+                    win.window + 2 * win.x_rows(tile))
+                grid, resident = _grid(tiles, slices, warps, mf * nf, shared)
+                if shared > _MOST_SHARED or (x_tiles == 1 and grid < tiles):
+                    continue
+                copy_x = elements / unit * _COPY + elements * s.item * _L2_BYTE
+                cycles = (max(device, gather + columns, multiply) + stores + copy_x + _TILE
+                          + 0.3 * min(device, gather + columns + multiply)
+                          + (0 if once else copy_w + _up(win.window, chunk) * 100))
+                cost = _total(tiles, grid, slices, resident, warps, cycles, _BLOCK + (copy_w if once else 0))
+                label = f"y {bm}x{bn} {tile} mf{mf} k{chunk} s{stages} w{warps}"
+                launch = Launch("thin_y", (grid * slices, 1, 1), (32 * warps, 1, 1), shared)
+                yield cost, functools.partial(
+                    s.kernel, label, (launch,), WM=wm, WN=wn, MF=mf, NF=nf, GROUP=group, WIDE=wide, SLICES=slices,
+                    CHUNK=chunk, STAGES=stages, X_TILES=x_tiles, **win.macros(tile, unit, skew))
 
 
 def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
@@ -374,21 +452,18 @@ def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
             tiles = _blocks(win.extents, tile)
             positions = _up(math.prod(tile), s.step * wk) * s.step * wk
             fill = positions // s.step
-            stages = 2
-            shared = max(stages * (elements + positions * _pitch(bn)) * s.item + 4 * positions * (stages + 1),
+            shared = max(2 * (elements + positions * _pitch(bn)) * s.item + 4 * (4 * positions + 3 * win.x_rows(tile)),
                          wk // 2 * bm * bn * 4)
             if shared > _MOST_SHARED:
                 continue
-            gather = fill * (wm * mf * wn * (4 if win.pairs or s.item == 4 else 8) + 4 * wm * wn)
+            gather = fill * wm * wn * (mf * win.gather + 4)
             columns = fill * wm * wn * nf / 2 * 4
             multiply = fill * wm * mf * wn * nf * s.product
             load = (positions * bn + elements) * s.item * _L2_BYTE
             device = (positions * bn + elements / slices) * s.item * _DEVICE_BYTE / row_slices
             cycles = max(load, device, gather + columns, multiply) + 0.3 * min(load, gather + columns + multiply)
             cycles += copies * 0.5 + 300
-            for resident in (1, 2):
-                if resident * shared > 2 * _SHARED_FOR_TWO:
-                    continue
+            for resident in range(1, min(2, _SHARED // (shared + 1024)) + 1):
                 splits = max(1, min(tiles, _PROCESSORS * resident // (slices * row_slices)))
                 splits = _up(tiles, _up(tiles, splits))
                 blocks = splits * slices * row_slices
@@ -403,7 +478,7 @@ def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
                 yield cost, functools.partial(
                     s.kernel, label, launches, workspace=4 * splits * size if splits > 1 else 0,
                     WM=wm, WN=wn, WK=wk, MF=mf, NF=nf, SLICES=slices, ROW_SLICES=row_slices, SPLITS=splits,
-                    STAGES=stages, **win.macros(tile, unit, skew))
+                    **win.macros(tile, unit, skew))
 
 
 _PLANS = {Role.X: _plans_x, Role.Y: _plans_y, Role.W: _plans_w}
