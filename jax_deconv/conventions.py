@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jax_deconv.problem import AXES, Axis, Geometry, Role, letter_sizes, shape
+from jax_deconv.problem import AXES, GIVEN, Axis, Geometry, Role, letter_sizes, shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,29 +195,23 @@ class _Arguments(NamedTuple):
     groups: int
 
     def spatial(self, role: Role) -> list[Axis]:
-        """The spatial axes; the size of the tensor that lhs is not is left open."""
+        """The spatial axes, lhs being the tensor `role`; the size of the result's is left open."""
         sizes, taps = _take(self.lhs_shape, self.axes.lhs)[2:], _take(self.rhs_shape, self.axes.rhs)[2:]
-        field = {Role.X: "x_size", Role.Y: "y_size"}[role]
-        return [Axis(**{"x_size": 0, "y_size": 0, field: n}, kernel=k, stride=s, dilation=d)
+        return [Axis(**{"x_size": 0, "y_size": 0, f"{role}_size": n}, kernel=k, stride=s, dilation=d)
                 for n, k, s, d in zip(sizes, taps, self.strides, self.dilation)]
 
-    def transposed(self, place: Callable[[int, Axis], Axis], reversed: bool = False) -> Placement:
-        """The transposed convolution; `place` gives each axis its result's size and where that begins."""
+    def placement(self, role: Role, place: Callable[[int, Axis], Axis], reversed: bool = False) -> Placement:
+        """The operation that makes `role`, x (transposed) or y; `place` gives an axis what the arguments leave open."""
         outer, inner, *_ = _take(self.rhs_shape, self.axes.rhs)
-        channels = self.lhs_shape[self.axes.lhs[1]]
-        meets = ("its I axis times the groups", inner * self.groups) if reversed else (
-            "its O axis: the input channels of a transposed convolution", outer)
-        _check_channels(self.names, channels, self.groups, *meets, self.rhs_shape, outer)
-        geometry = tuple(place(i, axis) for i, axis in enumerate(self.spatial(Role.Y)))
-        return Placement(geometry, self.groups, y=self.axes.lhs, w=self.axes.rhs, x=self.axes.out, reversed=reversed)
-
-    def plain(self, pads: Callable[[int, Axis], tuple[int, int]]) -> Placement:
-        """The convolution whose input is padded by `pads`."""
-        outer, inner, *_ = _take(self.rhs_shape, self.axes.rhs)
-        _check_channels(self.names, self.lhs_shape[self.axes.lhs[1]], self.groups, "its I axis times the groups",
-                        inner * self.groups, self.rhs_shape, outer)
-        geometry = tuple(_padded_axis(axis, pads(i, axis), i) for i, axis in enumerate(self.spatial(Role.X)))
-        return Placement(geometry, self.groups, x=self.axes.lhs, w=self.axes.rhs, y=self.axes.out, reversed=False)
+        if role is Role.X and not reversed:
+            meets = "its O axis: the input channels of a transposed convolution", outer
+        else:
+            meets = "its I axis times the groups", inner * self.groups
+        _check_channels(self.names, self.lhs_shape[self.axes.lhs[1]], self.groups, *meets, self.rhs_shape, outer)
+        operand = GIVEN[role][0]
+        geometry = tuple(place(i, axis) for i, axis in enumerate(self.spatial(operand)))
+        return Placement(geometry, self.groups, w=self.axes.rhs, reversed=reversed,
+                         **{operand.value: self.axes.lhs, role.value: self.axes.out})
 
 
 # ---- jax.lax -------------------------------------------------------------------------------------------
@@ -262,7 +256,7 @@ def lax_conv_transpose(
             return _transposed_axis(axis, padding[i], extra[i], use_consistent_padding)
         return _axis_of_size(axis, padding[i], wanted[i], use_consistent_padding, f"output_shape[{i}]")
 
-    return given.transposed(place, reversed=not transpose_kernel)
+    return given.placement(Role.X, place, reversed=not transpose_kernel)
 
 
 def _lax_arguments(lhs_shape, rhs_shape, name, strides, rhs_dilation, dimension_numbers, groups) -> _Arguments:
@@ -369,9 +363,10 @@ def lax_conv(
         raise ValueError(f"padding must be one of {_FORWARD_PADDING} or a sequence of {rank} (low, high) pairs; "
                          f"got {padding!r}")
     if isinstance(padding, str):
-        return given.plain(lambda i, axis: forward_padding(padding, axis.x_size, axis.extent, axis.stride))
-    explicit = pairs(padding, rank)
-    return given.plain(lambda i, axis: explicit[i])
+        pads = [forward_padding(padding, axis.x_size, axis.extent, axis.stride) for axis in given.spatial(Role.X)]
+    else:
+        pads = pairs(padding, rank)
+    return given.placement(Role.Y, lambda i, axis: _padded_axis(axis, pads[i], i))
 
 
 def _padded_axis(axis: Axis, padding: tuple[int, int], index: int) -> Axis:
@@ -423,10 +418,11 @@ def _same_kernel(name: str, kernel, rank: int, w_shape: Sequence[int], w_name: s
         raise ValueError(f"{name} must be the spatial shape of {w_name}, {tuple(w_shape)}; got {kernel!r}")
 
 
-def _below_stride_or_dilation(extra, strides, dilation, names=("stride", "dilation")):
-    if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilation)):
-        raise ValueError(f"output_padding must be less than {names[0]} or {names[1]} on each spatial axis; got "
-                         f"output_padding={extra}, {names[0]}={strides}, {names[1]}={dilation}")
+def _check_extra(name: str, extra: Sequence[int], **limits: Sequence[int]):
+    """What extends the result must be less than one of the limits of its axis."""
+    if any(e >= max(of_axis) for e, *of_axis in zip(extra, *limits.values())):
+        said = ", ".join(f"{k}={v}" for k, v in {name: extra, **limits}.items())
+        raise ValueError(f"{name} must be less than {' or '.join(limits)} on each spatial axis; got {said}")
 
 
 # PyTorch: torch.nn.functional.conv{1,2,3}d, conv_transpose{1,2,3}d; output_size as torch.nn.ConvTranspose has it.
@@ -451,22 +447,24 @@ def _torch_arguments(input_shape, weight_shape, stride, dilation, groups) -> _Ar
 
 def torch_conv_transpose(input_shape, weight_shape, stride=1, padding=0, output_padding=0, groups=1, dilation=1,
                          output_size=None) -> Placement:
+    """``(size - 1) * stride + extent - 2 * padding + output_padding`` positions, `padding` cut from the low end."""
     given = _torch_arguments(input_shape, weight_shape, stride, dilation, groups)
     rank = len(given.strides)
     pads = _torch_each("padding", padding, rank, 0)
     extra = _torch_each("output_padding", output_padding, rank, 0)
-    _below_stride_or_dilation(extra, given.strides, given.dilation)
+    _check_extra("output_padding", extra, stride=given.strides, dilation=given.dilation)
     if output_size is None:
-        return given.transposed(lambda i, axis: _crop(axis, pads[i], pads[i] - extra[i]))
+        return given.placement(Role.X, lambda i, axis: _crop(axis, pads[i], pads[i] - extra[i]))
     if any(extra):
         raise ValueError(f"output_size and output_padding exclude each other; got output_size={output_size!r} and "
                          f"output_padding={output_padding!r}")
     wanted = integers("output_size", output_size, rank, 1)
-    return given.transposed(
-        lambda i, axis: _axis_of_size(axis, (pads[i], pads[i]), wanted[i], True, f"output_size[{i}]"))
+    return given.placement(
+        Role.X, lambda i, axis: _axis_of_size(axis, (pads[i], pads[i]), wanted[i], True, f"output_size[{i}]"))
 
 
 def torch_conv(input_shape, weight_shape, stride=1, padding=0, dilation=1, groups=1) -> Placement:
+    """The operation that `torch_conv_transpose` transposes; the kernel must fit in the padded input."""
     given = _torch_arguments(input_shape, weight_shape, stride, dilation, groups)
     pads = torch_padding(weight_shape, padding, stride, dilation)
     padded = [n + sum(p) for n, p in zip(input_shape[2:], pads)]
@@ -475,7 +473,7 @@ def torch_conv(input_shape, weight_shape, stride=1, padding=0, dilation=1, group
         raise ValueError(f"weight must not reach beyond the padded input: it spans {tuple(extents)} positions and the "
                          f"padded input {tuple(padded)}; got weight of shape {tuple(weight_shape)} and input of shape "
                          f"{tuple(input_shape)}")
-    return given.plain(lambda i, axis: pads[i])
+    return given.placement(Role.Y, lambda i, axis: _padded_axis(axis, pads[i], i))
 
 
 def torch_padding(weight_shape, padding, stride=1, dilation=1) -> tuple[tuple[int, int], ...]:
@@ -512,7 +510,7 @@ def onnx_conv_transpose(x_shape, w_shape, auto_pad="NOTSET", dilations=None, gro
     if kernel_shape is not None:
         _same_kernel("kernel_shape", kernel_shape, rank, w_shape[2:], "W")
     extra = integers("output_padding", (0,) * rank if output_padding is None else output_padding, rank, 0)
-    _below_stride_or_dilation(extra, given.strides, given.dilation, ("strides", "dilations"))
+    _check_extra("output_padding", extra, strides=given.strides, dilations=given.dilation)
     if auto_pad not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
         raise ValueError(f"auto_pad must be 'NOTSET', 'SAME_UPPER', 'SAME_LOWER' or 'VALID'; got {auto_pad!r}")
     if pads is not None and auto_pad != "NOTSET":
@@ -523,7 +521,7 @@ def onnx_conv_transpose(x_shape, w_shape, auto_pad="NOTSET", dilations=None, gro
     elif auto_pad.startswith("SAME"):
         wanted = tuple(n * s for n, s in zip(x_shape[2:], given.strides))
     else:
-        return given.transposed(lambda i, axis: _crop(axis, explicit[i], explicit[rank + i] - extra[i]))
+        return given.placement(Role.X, lambda i, axis: _crop(axis, explicit[i], explicit[rank + i] - extra[i]))
     less_low = (auto_pad == "SAME_UPPER") == (opset >= 11)
 
     def place(i: int, axis: Axis) -> Axis:
@@ -531,7 +529,7 @@ def onnx_conv_transpose(x_shape, w_shape, auto_pad="NOTSET", dilations=None, gro
         low = total // 2 if less_low else total - total // 2
         return _crop(axis, low, _full(axis) - low - wanted[i])
 
-    return given.transposed(place)
+    return given.placement(Role.X, place)
 
 
 # MXNet: Deconvolution.
@@ -558,9 +556,8 @@ def mxnet_deconvolution(data_shape, weight_shape, kernel, stride=None, dilate=No
     target = each("target_shape", target_shape, 0)
     if not any(target):
         pads, extra = each("pad", pad, 0), each("adj", adj, 0)
-        if any(e >= s for e, s in zip(extra, given.strides)):
-            raise ValueError(f"adj must be less than stride on each spatial axis; got adj={adj!r}, stride={stride!r}")
-        return given.transposed(lambda i, axis: _crop(axis, pads[i], pads[i] - extra[i]))
+        _check_extra("adj", extra, stride=given.strides)
+        return given.placement(Role.X, lambda i, axis: _crop(axis, pads[i], pads[i] - extra[i]))
 
     def place(i: int, axis: Axis) -> Axis:
         total = _full(axis) - target[i]
@@ -569,7 +566,7 @@ def mxnet_deconvolution(data_shape, weight_shape, kernel, stride=None, dilate=No
                              f"got {target[i]}")
         return _crop(axis, total - total // 2, total // 2)
 
-    return given.transposed(place)
+    return given.placement(Role.X, place)
 
 
 # Keras: keras.ops.conv_transpose.
@@ -591,9 +588,8 @@ def keras_conv_transpose(inputs_shape, kernel_shape, strides=1, padding="valid",
     given = _Arguments(names, inputs_shape, kernel_shape, _Axes.of(rank, images, KERNEL_ORDERS["keras"]),
                        per_axis("strides", strides, rank), per_axis("dilation_rate", dilation_rate, rank), 1)
     extra = None if output_padding is None else per_axis("output_padding", output_padding, rank, 0)
-    if extra is not None and any(e >= s for e, s in zip(extra, given.strides)):
-        raise ValueError(f"output_padding must be less than strides on each spatial axis; got "
-                         f"output_padding={output_padding!r}, strides={strides!r}")
+    if extra is not None:
+        _check_extra("output_padding", extra, strides=given.strides)
 
     def place(i: int, axis: Axis) -> Axis:
         k, s = axis.extent, axis.stride
@@ -605,7 +601,7 @@ def keras_conv_transpose(inputs_shape, kernel_shape, strides=1, padding="valid",
         low = max(cut // 2, 0) if same else 0
         return _crop(axis, low, cut - low)
 
-    return given.transposed(place)
+    return given.placement(Role.X, place)
 
 
 # TensorFlow: tf.nn.conv_transpose.
@@ -641,4 +637,4 @@ def tensorflow_conv_transpose(input_shape, filters_shape, output_shape, strides,
         outer, inner, *pads = _take(pairs(padding, rank + 2), axes.lhs)
         if any(outer) or any(inner):
             raise ValueError(f"padding must be (0, 0) for batch and channels; got {outer} and {inner}")
-    return given.transposed(lambda i, axis: _axis_of_size(axis, pads[i], wanted[i], True, f"output_shape[{i}]"))
+    return given.placement(Role.X, lambda i, axis: _axis_of_size(axis, pads[i], wanted[i], True, f"output_shape[{i}]"))

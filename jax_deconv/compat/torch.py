@@ -127,7 +127,7 @@ def _pad(input, pads, mode: str):
     if mode not in _PADDING_MODES:
         raise ValueError(f"padding_mode must be 'zeros', {', '.join(map(repr, _PADDING_MODES))}; got {mode!r}")
     numpy_mode, beyond = _PADDING_MODES[mode]
-    if beyond is not None and any(max(p) > n + beyond for n, p in zip(input.shape[2:], pads)):
+    if beyond is not None and any(isinstance(n, int) and max(p) > n + beyond for n, p in zip(input.shape[2:], pads)):
         raise ValueError(f"padding must be at most the input's size{' less 1' if beyond else ''} with padding_mode="
                          f"{mode!r}; got {pads} for input of shape {input.shape}")
     return jnp.pad(input, ((0, 0), (0, 0), *pads), mode=numpy_mode)
