@@ -14,6 +14,7 @@ Values, gradients and conventions at kinks are those of `jax.nn` (of `jax.lax.cl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -98,16 +99,7 @@ class Activation:
         Computed in the type of `tangent`.  Differentiable to any order and linear in `tangent`, of which reverse
         mode keeps `saved` alone.
         """
-        row = _TABLE[self.name]
-
-        def push(saved, tangent):
-            saved = saved.astype(tangent.dtype)
-            if row.push is None:
-                return jax.jvp(self, (saved,), (tangent,))[1]
-            return row.push(saved, tangent, *self.parameters)
-
-        # Else reverse mode would keep the slope, too, which costs less to compute than to read.
-        return jax.checkpoint(push, prevent_cse=False)(saved, tangent)
+        return _push(self)(saved, tangent)
 
     @property
     def cuda(self) -> str:
@@ -127,6 +119,20 @@ class Activation:
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.parameters))})" if self.parameters else self.name
+
+
+@functools.cache
+def _push(activation: Activation) -> Callable:
+    row = _TABLE[activation.name]
+
+    def push(saved, tangent):
+        saved = saved.astype(tangent.dtype)
+        if row.push is None:
+            return jax.jvp(activation, (saved,), (tangent,))[1]
+        return row.push(saved, tangent, *activation.parameters)
+
+    # Else reverse mode would keep the slope, too, which costs less to compute than to read.
+    return jax.checkpoint(push, prevent_cse=False)
 
 
 def leaky_relu(negative_slope: float = 0.01) -> Activation:

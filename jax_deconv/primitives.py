@@ -160,6 +160,8 @@ def _fused_abstract(a, b, *arrays, role: Role, epilogue: Epilogue, **params):
     if [(t.shape, t.dtype) for t in arrays] != [(shape, out.dtype) for shape in expected]:
         raise TypeError(f"conv_fused takes a bias and a residual of type {out.dtype} and shapes {expected} of those "
                         f"that {epilogue} names; got {[t.str_short() for t in arrays]}")
+    for array, spec in zip(arrays, epilogue.addends(tuple(out.sharding.spec))):
+        sharding.check_addend(array, out, spec)
     return out.update(weak_type=False)
 
 

@@ -109,6 +109,13 @@ def of_result(role: Role, operands: Mapping[Role, jax.core.ShapedArray], groups:
     return NamedSharding(mesh, _spec(role, split, len(first.spec) - 2))
 
 
+def check_addend(addend: jax.core.ShapedArray, result: jax.core.ShapedArray, spec: Sequence) -> None:
+    """Refuses what cannot be added to the result part by part; `spec` is the result's for the addend's axes."""
+    if any(names not in (None, of_result) for names, of_result in zip(addend.sharding.spec, spec)):
+        raise ValueError(f"bias and residual must be sharded as the result is, {result.str_short()}, or not at all; "
+                         f"got {addend.str_short()}: reshard it first")
+
+
 def like(array, aval):
     """A cotangent with the sharding of what it is a cotangent of (explicit meshes)."""
     if jax.typeof(array).sharding == aval.sharding or aval.sharding.mesh.empty:

@@ -489,6 +489,20 @@ def test_sharding(function, split, types):
     assert collectives(compiled) == ({"all-reduce": 1} if summed else {})
 
 
+def test_explicit_shardings_that_do_not_fit_are_refused():
+    case = Case((5,), (3,), (2,), "SAME", batch=8, outputs=8)
+    x, w, bias, residual = arrays(case)
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        put = lambda value, *spec: jax.device_put(value, NamedSharding(mesh, P(*spec)))
+        x, w = put(x, "a"), put(w)
+        whole = fused(case)(x, w, put(bias), put(residual))
+        assert jax.typeof(whole).sharding.spec[0] == "a"
+        for addends in ((put(bias, "a"), put(residual)), (put(bias), put(residual, None, None, "a"))):
+            with pytest.raises(ValueError, match="bias and residual must be sharded.*reshard"):
+                fused(case)(x, w, *addends)
+
+
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("policy", [None, jax_deconv.Policy(backward=jax_deconv.Policy())], ids=["", "backward_policy"])
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit], ids=str)
