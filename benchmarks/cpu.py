@@ -23,7 +23,9 @@ import platform
 import time
 
 import numpy as np
-from layers import Layer, dimension_numbers, layers
+from layers import layers
+
+from jax_deconv._bench.layers import Layer, dimension_numbers
 
 SHRINK_TO = 0.3e9  # multiply-adds of the forward pass
 ROLES = {"x": "forward", "y": "data gradient", "w": "filter gradient"}

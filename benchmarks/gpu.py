@@ -4,130 +4,33 @@
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
-What is timed (microseconds of kernels per call, by CUPTI; the median over calls):
-
-* `ours`: jax_deconv with kernels as cuDNN stores them, and `ours_flax` with Flax's [*R, in, out];
-* `lax`: `jax.lax` as Flax calls it (lhs_dilation, kernel not reversed), gradients by autodiff;
-* `adj`: the best plain-JAX form, transposes of the strided convolution;
-* `torch`: PyTorch with cudnn.benchmark, channels-last and contiguous.
-
-JAX and PyTorch run in processes of their own, one after the other: two profilers in one silence each
-other.  Calls rotate over enough buffers that the L2 cache is cold.  TF32 is on for float32, everywhere.
-Values are compared with the `adj` form.  floor = max(FLOPs / peak, least bytes / copy bandwidth).
+What is timed, and how: see jax_deconv/_bench/peers.py.  TF32 is on for float32, everywhere.
+floor = max(FLOPs / peak, least bytes / copy bandwidth).
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import datetime
-import glob
 import json
 import math
 import os
 import pathlib
 import platform
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-import numpy as np
-from layers import Layer, layers, shapes
+from layers import layers, shapes
+
+from jax_deconv._bench.peers import ROLES, jax_row, torch_row
+from jax_deconv._bench.timing import geometric_mean, kernel_times, per_call  # noqa: F401 (models.py has them from here)
 
 SETS = {"core": layers, "shapes": shapes}
-
-ROLES = {"x": "forward", "y": "data gradient", "w": "filter gradient"}
-PEAK = {"bfloat16": 790e12, "float32": 395e12}  # measured bf16; TF32 is half of it
-BANDWIDTH = 4.3e12  # measured copy, bytes read and written
-L2_BYTES = 60 << 20
-TOLERANCE = {"bfloat16": 2e-2, "float32": 2e-3}
-
-
-def floor_us(layer: Layer, dtype: str) -> float:
-    itemsize = {"bfloat16": 2, "float32": 4}[dtype]
-    problem = layer.problem("x", "float32")
-    return 1e6 * max(2 * layer.macs / PEAK[dtype], problem.least_bytes / 4 * itemsize / BANDWIDTH)
-
-
-def rotation(layer: Layer, dtype: str) -> int:
-    """How many sets of buffers no longer fit the L2 cache."""
-    size = layer.problem("x", "float32").least_bytes / 4 * {"bfloat16": 2, "float32": 4}[dtype]
-    return max(2, min(24, math.ceil(3 * L2_BYTES / size)))
-
-
-# ---- JAX -----------------------------------------------------------------------------------------------
-
-
-def jax_functions(layer: Layer) -> dict:
-    """name -> role -> (function of the two operands, which of lhs, out and the kernels it takes)."""
-    import jax
-    from jax import lax
-
-    import jax_deconv
-
-    n, kw = layer.rank, layer.kwargs()
-    space = "DHW"[3 - n:]
-    dn, adj_dn = (f"N{space}C", f"{space}IO", f"N{space}C"), (f"N{space}C", f"O{space}I", f"N{space}C")
-    lhs_shape = (layer.batch, *layer.in_spatial, layer.in_channels)
-    out_shape = (layer.batch, *layer.out_spatial, layer.out_channels)
-    native_shape = (layer.in_channels, *layer.kernel, layer.out_channels // layer.groups)
-    flax_shape = (*layer.kernel, layer.in_channels // layer.groups, layer.out_channels)
-
-    def ours(dimension_numbers, transpose_kernel, kernel_shape):
-        k = kw | dict(dimension_numbers=dimension_numbers, transpose_kernel=transpose_kernel)
-        return {
-            "x": lambda lhs, rhs: jax_deconv.conv_transpose(lhs, rhs, **k),
-            "y": lambda out, rhs: jax_deconv.conv_transpose_data_gradient(out, rhs, lhs_shape, **k),
-            "w": lambda lhs, out: jax_deconv.conv_transpose_filter_gradient(lhs, out, kernel_shape, **k),
-        }
-
-    pads = [((k - 1) * d - p, (k - 1) * d - p + e)
-            for k, d, p, e in zip(layer.kernel, layer.dilation, layer.padding, layer.output_padding)]
-
-    def lax_forward(lhs, rhs):
-        return lax.conv_general_dilated(lhs, rhs, (1,) * n, pads, layer.stride, layer.dilation, dn,
-                                        feature_group_count=layer.groups)
-
-    def strided(out, rhs):
-        g = layer.geometry
-        return lax.conv_general_dilated(out, rhs, layer.stride, [(a.pad_lo, a.pad_hi) for a in g], None,
-                                        layer.dilation, adj_dn, feature_group_count=layer.groups)
-
-    def zeros(shape, like):
-        return jax.ShapeDtypeStruct(shape, like.dtype)
-
-    return {
-        "ours": ours(adj_dn, True, native_shape),
-        "ours_flax": ours(dn, False, flax_shape),
-        "lax": {
-            "x": lax_forward,
-            "w": lambda lhs, out: jax.linear_transpose(lambda r: lax_forward(lhs, r), zeros(flax_shape, lhs))(out)[0],
-        },
-        "adj": {
-            "x": lambda lhs, rhs: jax.linear_transpose(lambda o: strided(o, rhs), zeros(out_shape, lhs))(lhs)[0],
-            "y": strided,
-            "w": lambda lhs, out: jax.linear_transpose(lambda r: strided(out, r), zeros(native_shape, lhs))(lhs)[0],
-        },
-    }
 
 
 def run_jax(which, names, dtypes, out_path, only, limit):
     import jax
-    import jax.numpy as jnp
-
-    import jax_deconv  # noqa: F401
-
-    noise = np.random.default_rng(0).standard_normal(1_000_003, np.float32)  # a prime: no axis lines up with it
-
-    def draw(shape, dtype, seed):
-        return jax.device_put(np.resize(np.roll(noise, 7919 * seed).astype(dtype), shape))
-
-    @jax.jit
-    def relative_error(a, b):
-        a, b = (t.astype(jnp.float32).reshape(-1) for t in (a, b))
-        return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(b ** 2))
 
     results, begin = [], time.time()
     for layer in SETS[which]():
@@ -138,65 +41,7 @@ def run_jax(which, names, dtypes, out_path, only, limit):
             if started - begin > limit:
                 print(f"out of time before {layer.id} {dtype}", flush=True)
                 continue
-            sets = rotation(layer, dtype)
-            shapes = {
-                "lhs": (layer.batch, *layer.in_spatial, layer.in_channels),
-                "out": (layer.batch, *layer.out_spatial, layer.out_channels),
-                "native": (layer.in_channels, *layer.kernel, layer.out_channels // layer.groups),
-                "flax": (*layer.kernel, layer.in_channels // layer.groups, layer.out_channels),
-            }
-            buffers = [{k: draw(s, dtype, 17 * i + j) for j, (k, s) in enumerate(shapes.items())} for i in range(sets)]
-            functions = jax_functions(layer)
-
-            def operands(name, role, i):
-                kernel = "flax" if name in ("lax", "ours_flax") else "native"
-                b = buffers[i % sets]
-                return {"x": (b["lhs"], b[kernel]), "y": (b["out"], b[kernel]), "w": (b["lhs"], b["out"])}[role]
-
-            def compiled(name, role):
-                def function(a, b):
-                    return functions[name][role](a, b)
-                function.__name__ = f"bench_{name}_{role}"
-                start = time.time()
-                try:
-                    return jax.jit(function).lower(*operands(name, role, 0)).compile(), time.time() - start
-                except Exception as error:
-                    return error, time.time() - start
-
-            keys = [(name, role) for name in functions for role in functions[name] if name in (only or functions)]
-            programs = {key: compiled(*key) for key in keys}
-            outputs, calls = {}, {}
-            for key, (program, _) in programs.items():
-                if isinstance(program, Exception):
-                    continue
-                start = time.time()
-                outputs[key] = jax.block_until_ready(program(*operands(*key, 0)))
-                once = time.time() - start
-                calls[key] = max(2, min(2 * sets, int(0.2 / max(once, 1e-4)), 30))
-                calls[key] = max(calls[key], 3) if once < 1 else 2
-            with tempfile.TemporaryDirectory() as folder:
-                with jax.profiler.trace(folder):
-                    for key in outputs:
-                        for i in range(calls[key]):
-                            out = programs[key][0](*operands(*key, i))
-                        jax.block_until_ready(out)
-                        del out
-                times = kernel_times(folder)
-            row = {"id": layer.id, "klass": layer.klass, "dtype": dtype, "floor_us": floor_us(layer, dtype),
-                   "times": {}, "errors": {}, "compile_s": {}, "failed": {}, "kernels": {}}
-            for (name, role), (program, seconds) in programs.items():
-                key = f"{name}/{role}"
-                row["compile_s"][key] = round(seconds, 3)
-                if isinstance(program, Exception):
-                    row["failed"][key] = str(program)[:300]
-                    continue
-                events = times.get(f"bench_{name}_{role}", [])
-                row["times"][key] = per_call(events, calls[name, role])
-                if name == "ours":
-                    row["kernels"][key] = sorted({event[2][:80] for event in events})
-                if name == "ours" and ("adj", role) in outputs:
-                    row["errors"][key] = float(relative_error(outputs[name, role], outputs["adj", role]))
-            del outputs
+            row = jax_row(layer, dtype, only)
             results.append(row)
             print(f"{layer.id} {dtype} {time.time() - started:.1f}s "
                   + " ".join(f"{k}={v:.1f}" for k, v in row["times"].items() if v), flush=True)
@@ -204,124 +49,19 @@ def run_jax(which, names, dtypes, out_path, only, limit):
                 {"jax": jax.__version__, "device": jax.devices()[0].device_kind, "rows": results}))
 
 
-def kernel_times(folder: str) -> dict[str, list[tuple[float, float, str]]]:
-    """By jitted function: (start, microseconds, name) of every kernel and copy on the device."""
-    import jax
-
-    (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-    times = collections.defaultdict(list)
-    for plane in jax.profiler.ProfileData.from_file(path).planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            if not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                module = next((str(value) for name, value in event.stats if name == "hlo_module"), "")
-                times[module.removeprefix("jit_").split("(")[0]].append(
-                    (event.start_ns / 1e3, event.duration_ns / 1e3, event.name))
-    return times
-
-
-def per_call(events, calls: int) -> float | None:
-    """The median over calls of the time that the device is busy with a call's kernels.
-
-    Events are (start, duration, ...) in microseconds.  Kernels that run side by side, as cuDNN's do for
-    groups, count once.
-    """
-    if not events:
-        return None
-    events = sorted(events)
-    each = len(events) // calls if len(events) % calls == 0 else len(events)
-    spans = []
-    for i in range(0, len(events), each):
-        busy, end = 0.0, -math.inf
-        for start, duration, *_ in events[i:i + each]:
-            busy += max(0.0, start + duration - max(start, end))
-            end = max(end, start + duration)
-        spans.append(busy)
-    return statistics.median(spans) if each < len(events) or calls == 1 else spans[0] / calls
-
-
-# ---- PyTorch -------------------------------------------------------------------------------------------
-
-
 def run_torch(which, names, dtypes, out_path):
     import torch
 
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    formats = {3: None, 4: torch.channels_last, 5: torch.channels_last_3d}
     results = []
     for layer in SETS[which]():
         if names and layer.id not in names:
             continue
         for dtype in dtypes:
-            row = {"id": layer.id, "dtype": dtype, "times": {}, "failed": {}}
-            for layout in ("last", "first"):
-                try:
-                    row["times"].update(torch_layer(torch, layer, dtype, layout, formats))
-                except Exception as error:
-                    row["failed"][layout] = str(error)[:300]
-                torch.cuda.empty_cache()
+            row = torch_row(layer, dtype)
             results.append(row)
             print(layer.id, dtype, row["times"], row["failed"], flush=True)
             pathlib.Path(out_path).write_text(json.dumps(
                 {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "rows": results}))
-
-
-def torch_layer(torch, layer: Layer, dtype: str, layout: str, formats) -> dict:
-    n, sets = layer.rank, rotation(layer, dtype)
-    # PyTorch has no channels-last format in 1D: there it is a 2D layer of height 1.
-    flat = n == 1 and layout == "last"
-
-    def wide(values, fill):
-        return ((fill,) if flat else ()) + tuple(values)
-
-    rank = n + flat
-    kind = dict(device="cuda", dtype=getattr(torch, dtype))
-
-    def make(*shape):
-        t = torch.randn(*shape, **kind)
-        return t.contiguous(memory_format=formats[t.ndim]) if layout == "last" else t
-
-    buffers = [(make(layer.batch, layer.in_channels, *wide(layer.in_spatial, 1)),
-                make(layer.in_channels, layer.out_channels // layer.groups, *wide(layer.kernel, 1)),
-                make(layer.batch, layer.out_channels, *wide(layer.out_spatial, 1))) for _ in range(sets)]
-    args = (wide(layer.stride, 1), wide(layer.padding, 0), wide(layer.dilation, 1), True, wide(layer.output_padding, 0),
-            layer.groups)
-    assert len(args[0]) == rank
-
-    def backward(mask):
-        return lambda x, w, dy: torch.ops.aten.convolution_backward(dy, x, w, None, *args, mask)
-
-    functions = {"x": lambda x, w, dy: torch.ops.aten.convolution(x, w, None, *args),
-                 "y": backward([True, False, False]), "w": backward([False, True, False])}
-    times = {}
-    for role, function in functions.items():
-        torch.cuda.synchronize()
-        function(*buffers[0])
-        torch.cuda.synchronize()
-        start = time.time()
-        function(*buffers[0])
-        torch.cuda.synchronize()
-        calls = max(3, min(2 * sets, int(0.2 / max(time.time() - start, 1e-4)), 30))
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            for i in range(calls):
-                function(*buffers[i % sets])
-            torch.cuda.synchronize()
-        events = [(e.time_range.start, e.time_range.elapsed_us()) for e in profiler.events()
-                  if e.device_type == torch.autograd.DeviceType.CUDA]
-        times[f"torch_{layout}/{role}"] = per_call(events, calls)
-    return times
-
-
-# ---- all of it -----------------------------------------------------------------------------------------
-
-
-def geometric_mean(values) -> float | None:
-    values = [v for v in values if v]
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
 PEERS = ("lax", "adj", "torch_last", "torch_first")

@@ -2,109 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers that benchmarks and tests share: transposed convolutions of public models.
 
-`layers.json` names the model, the layer and the source of each.  Paddings and output paddings are
-in PyTorch's convention, which is jax_deconv's with ``use_consistent_padding=True``.
+`layers.json` names the model, the layer and the source of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 
-from jax_deconv.problem import Axis, ConvProblem, Geometry, Role
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """One transposed convolution: lhs [N, *in_spatial, in_channels], kernel [*R, in / groups, out]."""
-
-    id: str
-    model: str
-    layer: str
-    source: str
-    klass: str
-    batch: int
-    in_channels: int
-    out_channels: int
-    in_spatial: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @property
-    def rank(self) -> int:
-        return len(self.in_spatial)
-
-    @property
-    def geometry(self) -> Geometry:
-        return tuple(
-            Axis(x_size=(n - 1) * s - 2 * p + (k - 1) * d + 1 + e, y_size=n, kernel=k, stride=s, dilation=d,
-                 pad_lo=p)
-            for n, k, s, p, e, d in zip(self.in_spatial, self.kernel, self.stride, self.padding,
-                                        self.output_padding, self.dilation))
-
-    @property
-    def out_spatial(self) -> tuple[int, ...]:
-        return tuple(axis.x_size for axis in self.geometry)
-
-    @property
-    def macs(self) -> int:
-        return self.problem(Role.X, "float32").macs
-
-    def problem(self, role: Role, dtype) -> ConvProblem:
-        """The layer as a problem of the package; role x is its forward pass."""
-        return ConvProblem(role=role, N=self.batch, G=self.groups, C=self.out_channels // self.groups,
-                           K=self.in_channels // self.groups, geometry=self.geometry,
-                           dtype=np.dtype(dtype), out_dtype=np.dtype(dtype))
-
-    def kwargs(self) -> dict:
-        """The arguments of `jax_deconv.conv_transpose` after lhs and rhs."""
-        return dict(strides=self.stride, padding=[(p, p) for p in self.padding], rhs_dilation=self.dilation,
-                    dimension_numbers=dimension_numbers(self.rank), use_consistent_padding=True,
-                    feature_group_count=self.groups, output_padding=self.output_padding)
-
-    def inputs(self, dtype="float32", seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """lhs, kernel and a cotangent of the output, channels last, of unit scale."""
-        random = np.random.default_rng(seed)
-        shapes = ((self.batch, *self.in_spatial, self.in_channels),
-                  (*self.kernel, self.in_channels // self.groups, self.out_channels),
-                  (self.batch, *self.out_spatial, self.out_channels))
-        return tuple(random.standard_normal(shape, np.float32).astype(dtype) for shape in shapes)
-
-    def shrunk(self, macs: float = 0.3e9) -> Layer:
-        """A smaller layer of the same kind: the batch halved down to 1, then space down to 4."""
-        layer = self
-        while layer.macs > macs:
-            if layer.batch > 1:
-                smaller = dataclasses.replace(layer, batch=layer.batch // 2)
-            else:
-                smaller = dataclasses.replace(
-                    layer, in_spatial=tuple(min(n, max(4, n // 2)) for n in layer.in_spatial))
-            if smaller == layer:
-                break
-            layer = smaller
-        return layer
-
-
-def dimension_numbers(rank: int) -> tuple[str, str, str]:
-    """Channels-last layouts as Flax has them: NHWC, HWIO, NHWC."""
-    space = "DHW"[3 - rank:]
-    return f"N{space}C", f"{space}IO", f"N{space}C"
+from jax_deconv._bench.layers import Layer, read
+from jax_deconv.problem import Role
 
 
 def layers(shrink_to: float | None = None) -> Iterator[Layer]:
     """The benchmark's layers, whole or shrunk to so many multiply-adds of the forward pass."""
-    rows = json.loads(pathlib.Path(__file__).with_name("layers.json").read_text())
-    for row in rows:
-        layer = Layer(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()})
+    for layer in read(pathlib.Path(__file__).with_name("layers.json")):
         yield layer if shrink_to is None else layer.shrunk(shrink_to)
 
 
@@ -131,8 +47,8 @@ def shapes(each: int = 20, seed: int = 0) -> Iterator[Layer]:
             kernel, stride, padding = windows[rank][random.integers(len(windows[rank]))]
             inputs, outputs, groups = channels[random.integers(len(channels))]
             space = int(random.integers(*{1: (200, 3000), 2: (14, 70), 3: (6, 20)}[rank]))
-            layer = Layer(f"{klass}_{number:02}", "", "", "", klass, 1, inputs, outputs, (space,) * rank,
-                          (kernel,) * rank, (stride,) * rank, (padding,) * rank, (0,) * rank, (1,) * rank, groups)
+            layer = Layer(f"{klass}_{number:02}", 1, inputs, outputs, (space,) * rank, (kernel,) * rank,
+                          (stride,) * rank, (padding,) * rank, groups=groups, klass=klass)
             size = layer.problem(Role.X, "float32").least_bytes
             batch = max(1, round(_BYTES * random.uniform(1, 4) / size))
             yield dataclasses.replace(layer, batch=batch)
