@@ -20,6 +20,8 @@ from grid import integers
 from jax_deconv.compat.keras import conv_transpose
 from jax_deconv.compat.tensorflow import conv_transpose as tf_conv_transpose
 
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported, also by TensorFlow
+
 
 def adjoint(x, w, sizes, pads, strides, dilations):
     """x [N, *Y, C_in], w [*R, C_out, C_in]: the transpose of the convolution from `sizes` that is padded by `pads`."""
@@ -81,6 +83,25 @@ def test_tensorflow_by_hand():
     for size, padding, want in [(7, "VALID", whole), (8, "VALID", [*whole, 0]), (6, "SAME", whole[:6]),
                                 (5, "SAME", whole[1:6])]:
         np.testing.assert_array_equal(tf_conv_transpose(x, w, (1, size, 1), 2, padding)[0, :, 0], want)
+
+
+def test_equal_to_tensorflow():
+    """TensorFlow itself, also with pairs, which it takes in two dimensions alone."""
+    nn = pytest.importorskip("tensorflow").nn
+    count = 0
+    for kernel, stride in itertools.product((1, 2, 3, 4), (1, 2, 3)):
+        x, w = operands((4, 3), (kernel, 2))
+        for padding in ("SAME", "VALID", [(0, 0), (1, 0), (0, 1), (0, 0)]):
+            for size in itertools.product(range(3, 17), (5, 6)):
+                shape = (2, *size, 2)
+                try:
+                    got = tf_conv_transpose(x, w, shape, (stride, 2), padding)
+                except ValueError:
+                    continue
+                count += 1
+                np.testing.assert_array_equal(got, nn.conv2d_transpose(x, w, shape, (stride, 2), padding),
+                                              err_msg=str((kernel, stride, padding, size)))
+    assert count > 60
 
 
 X, W = jnp.ones((2, 5, 5, 3)), jnp.ones((3, 3, 4, 3))
@@ -180,9 +201,8 @@ def test_keras_refuses(change, parts):
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
-def test_equal_to_keras(monkeypatch):
+def test_equal_to_keras():
     """Keras itself, on JAX: the whole grid of one axis."""
-    monkeypatch.setitem(os.environ, "KERAS_BACKEND", "jax")
     ops = pytest.importorskip("keras").ops
     for kernel, stride, dilation, padding in itertools.product((1, 2, 3, 4), (1, 2, 3), (1, 2), ("same", "valid")):
         x, w = operands((4,), (kernel,))
