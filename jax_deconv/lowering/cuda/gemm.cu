@@ -25,6 +25,7 @@
 //   WM, WN              warps along M and N (portable)
 //   HOPPER              1: for sm_90a, a warpgroup that copies and two that multiply
 //   TURNS               1: these two share each tile; 2: they take turns, so that one multiplies while the other stores
+//   PANELS              0, or 2: all slices of A stay for the tiles of a row of tiles, which a block takes one by one
 //   BIAS, ACTIVATION    whether there is a bias; an expression in float v
 
 using namespace jd;
@@ -38,6 +39,9 @@ using namespace jd;
 #ifndef HOPPER
 #define HOPPER 0
 #endif
+#ifndef PANELS
+#define PANELS 0
+#endif
 
 // -- Where things are -----------------------------------------------------------------------------
 
@@ -45,13 +49,16 @@ constexpr int ROW = 128;                           // bytes of a row of a tile i
 constexpr int CHUNK = 16 / sizeof(IN);             // elements in 16 bytes
 constexpr int SLICE = ROW / sizeof(IN);            // elements of the sums in one stage
 constexpr int SLICES = (KK + SLICE - 1) / SLICE;
-constexpr int STAGE = (BM + BN) * ROW;             // bytes
-constexpr int TILES_M = (M + BM - 1) / BM, TILES_N = (NN + BN - 1) / BN;
+constexpr int B_OFFSET = PANELS ? 0 : BM * ROW;    // in a stage: A, then B
+constexpr int STAGE = B_OFFSET + BN * ROW;         // bytes
+constexpr int PANEL = SLICES * BM * ROW;
+constexpr int TILES_M = (M + BM - 1) / BM, TILES_N = (NN + BN - 1) / BN, TILES = TILES_M * TILES_N;
 
 struct Tile { int m, n; };
 
 // Neighbours in time share operands in L2: bands of 8 tiles along M, and in each one row of N after another.
 __device__ __forceinline__ Tile tile_at(int index) {
+  if (PANELS) return {index / TILES_N * BM, index % TILES_N * BN};
   constexpr int BAND = 8;
   const int first = index / (BAND * TILES_N) * BAND, within = index % (BAND * TILES_N);
   const int height = min(BAND, TILES_M - first);
@@ -296,10 +303,11 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
     gemm(const IN* __restrict__ a, const IN* __restrict__ b, const OUT* __restrict__ bias, OUT* __restrict__ out,
          char*) {
   extern __shared__ char memory[];
-  __shared__ unsigned long long barriers[2 * STAGES];
-  const unsigned tiles = (shared_address(memory) + 1023) & ~1023u;
-  const unsigned full = shared_address(barriers), empty = full + 8 * STAGES;
+  __shared__ unsigned long long barriers[2 * STAGES + PANELS];
+  const unsigned tiles = (shared_address(memory) + 1023) & ~1023u, panels = tiles + STAGES * STAGE;
+  const unsigned full = shared_address(barriers), empty = full + 8 * STAGES, empty_panel = empty + 8 * STAGES;
   if (threadIdx.x == 0) {
+    for (int p = 0; p < PANELS; ++p) barrier_init(empty_panel + 8 * p, 4 * CONSUMERS);
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full + 8 * s, WARPGROUP);
       barrier_init(empty + 8 * s, 4 * SHARERS);
@@ -308,6 +316,11 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
   }
   __syncthreads();
   Ring ring;
+  // The tiles of this block: with panels the neighbours in a row of tiles, else those that all blocks take at a time.
+  const int begin = PANELS ? (long long)blockIdx.x * TILES / gridDim.x : blockIdx.x;
+  const int end = PANELS ? (long long)(blockIdx.x + 1) * TILES / gridDim.x : TILES;
+  const int step = PANELS ? 1 : gridDim.x;
+  auto panel_of = [&](int index) { return index / TILES_N - begin / TILES_N; };
   // Shuffled, for the compiler to see that all threads of a warp agree.
   const int group = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);
 
@@ -315,8 +328,11 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     const int thread = threadIdx.x % WARPGROUP, chunk = thread % 8, row = thread / 8;
     const unsigned slot = place(row, chunk);
-    for (int index = blockIdx.x; index < TILES_M * TILES_N; index += gridDim.x) {
+    for (int index = begin; index < end; index += step) {
       const Tile tile = tile_at(index);
+      const int panel = panel_of(index);
+      const bool fresh = !PANELS || index == begin || index % TILES_N == 0;  // A is not there yet
+      if (PANELS && fresh) barrier_wait(empty_panel + panel % 2 * 8, (panel / 2 & 1) ^ 1);
       const IN* a_from = a + (long long)(tile.m + row) * KK;
       const IN* b_from = b + (long long)(tile.n + dealt(row)) * KK;
       // Other rows of a than equally spaced ones: in units of 16 bytes.
@@ -333,21 +349,24 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
         const int k = slice * SLICE + chunk * CHUNK;
         const bool there = KK % SLICE == 0 || k < KK;
         const unsigned to = tiles + ring.stage * STAGE + slot;
+        const unsigned a_to = PANELS ? panels + panel % 2 * PANEL + slice * BM * ROW + slot : to;
         const IN* a_slice = a + (ROLE_X ? k : tap_of(k).offset);
         barrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+        if (fresh) {
 #pragma unroll
-        for (int i = 0; i < BM / 16; ++i) {
-          if constexpr (SPACED)
-            copy_async<16>(to + i * 16 * ROW, a_from + k + (long long)i * 16 * KK,
-                           there && (M % BM == 0 || tile.m + row + i * 16 < M));
-          else
-            copy_async<16>(to + i * 16 * ROW, a_slice + (long long)rows[i] * CHUNK, there && rows[i] >= 0);
+          for (int i = 0; i < BM / 16; ++i) {
+            if constexpr (SPACED)
+              copy_async<16>(a_to + i * 16 * ROW, a_from + k + (long long)i * 16 * KK,
+                             there && (M % BM == 0 || tile.m + row + i * 16 < M));
+            else
+              copy_async<16>(a_to + i * 16 * ROW, a_slice + (long long)rows[i] * CHUNK, there && rows[i] >= 0);
+          }
         }
 #pragma unroll
         for (int i = 0; i < BN / 16; ++i)
-          copy_async<16>(to + (BM + i * 16) * ROW, b_from + k + (long long)dealt(i * 16) * KK,
+          copy_async<16>(to + B_OFFSET + i * 16 * ROW, b_from + k + (long long)dealt(i * 16) * KK,
                          there && (NN % BN == 0 || tile.n + dealt(row) + dealt(i * 16) < NN));
-        barrier_arrive_after_copies(full + 8 * ring.stage);
+        barrier_arrive_after_copies(full + 8 * ring.stage);  // those of a panel included
       }
     }
     copy_async_commit();
@@ -361,9 +380,12 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
     auto synchronize = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP) : "memory"); };
     const int turn = group % TURNS, part = group % SHARERS;
     ring.next(turn * SLICES);
-    for (int index = blockIdx.x + turn * gridDim.x; index < TILES_M * TILES_N;
-         index += TURNS * gridDim.x, ring.next((TURNS - 1) * SLICES)) {
+    int released = 0;
+    for (int index = begin + turn * step; index < end; index += TURNS * step, ring.next((TURNS - 1) * SLICES)) {
       const Tile tile = tile_at(index);
+      const int panel = panel_of(index);
+      if (PANELS && lane == 0)
+        for (; released < panel; ++released) barrier_arrive(empty_panel + released % 2 * 8);
       if (BIAS) {
         synchronize();  // the tile before is done with its biases
         load_biases(biases[group], bias, tile.n, threadIdx.x % WARPGROUP, WARPGROUP);
@@ -371,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
       }
       // A turn begins when the other warpgroup's products are under way. Only then is no stage more than one round
       // ahead, and a parity tells whether it is full.
-      if (TURNS == 2 && index >= gridDim.x)
+      if (TURNS == 2 && index != begin)
         asm volatile("bar.sync %0, %1;" ::"r"(1 + CONSUMERS + group), "n"(CONSUMERS * WARPGROUP) : "memory");
       unsigned used = 0;  // the barrier of the stage before
       for (int slice = 0; slice < SLICES; ++slice, ring.next()) {
@@ -380,8 +402,9 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         const unsigned stage = tiles + ring.stage * STAGE;
-        const unsigned long long a_tile = describe(stage + part * HEIGHT * 64 * ROW);
-        const unsigned long long b_tile = describe(stage + BM * ROW);
+        const unsigned a_stage = PANELS ? panels + panel % 2 * PANEL + slice * BM * ROW : stage;
+        const unsigned long long a_tile = describe(a_stage + part * HEIGHT * 64 * ROW);
+        const unsigned long long b_tile = describe(stage + B_OFFSET);
 #pragma unroll
         for (int k = 0; k < ROW / 32; ++k)
 #pragma unroll
@@ -392,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
         if (slice && lane == 0) barrier_arrive(used);
         used = empty + 8 * ring.stage;
       }
-      if (TURNS == 2 && index + gridDim.x < TILES_M * TILES_N)
+      if (TURNS == 2 && index + step < end)
         asm volatile("bar.arrive %0, %1;" ::"r"(1 + CONSUMERS + (group ^ 1)), "n"(CONSUMERS * WARPGROUP) : "memory");
       wgmma_wait<0>();
 #pragma unroll

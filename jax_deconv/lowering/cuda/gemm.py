@@ -37,14 +37,19 @@ class _Tiling:
     stages: int
     warps: tuple[int, int] | None = None
     turns: int | None = None
+    panels: int = 0
 
     @property
     def label(self) -> str:
-        return f"{'mma' if self.warps else 'wgmma'} {self.bm}x{self.bn}{' turns' if self.turns == 2 else ''}"
+        how = (" turns" if self.turns == 2 else "") + (" panels" if self.panels else "")
+        return f"{'mma' if self.warps else 'wgmma'} {self.bm}x{self.bn}{how}"
 
 
 _HOPPER = (_Tiling(128, 128, 6, turns=2), _Tiling(128, 256, 4, turns=1), _Tiling(256, 128, 4, turns=1),
            _Tiling(64, 256, 5, turns=2), _Tiling(128, 128, 6, turns=1))
+
+#: For sums of few slices of 128 bytes: 14 tiles of 16 KiB fit in shared memory, two panels of A and the stages of B.
+_PANELS = {slices: _Tiling(128, 128, 14 - 2 * slices, turns=2, panels=2) for slices in range(1, 5)}
 _PORTABLE = (_Tiling(128, 128, 3, (2, 4)), _Tiling(64, 128, 3, (2, 2)), _Tiling(64, 64, 4, (2, 2)))
 
 
@@ -135,18 +140,25 @@ def kernels(problem: ConvProblem, policy: Policy) -> list[Kernel]:
     fits = (a_bytes == b_bytes == 16 and (made_x or not product.crop)
             and max(math.prod(problem.shape(r)) for r in (Role.X, Role.Y)) * itemsize < 2**35)
     made = []
-    for tiling in (*(_HOPPER if fits else ()), *_PORTABLE):
+    tilings = _PORTABLE
+    if fits:
+        tilings = _HOPPER + tilings
+        if slices in _PANELS and product.n > _PANELS[slices].bn:
+            tilings = (_PANELS[slices], *tilings)
+    for tiling in tilings:
         tiles = -(-product.m // tiling.bm) * -(-product.n // tiling.bn)
         if tiles >= 2**30:
             continue
-        stage = (tiling.bm + tiling.bn) * _ROW
+        panel = slices * tiling.bm * _ROW
+        stage = tiling.bn * _ROW + (0 if tiling.panels else tiling.bm * _ROW)
         if tiling.warps:
             launch = Launch("gemm", (tiles, 1, 1), (32 * math.prod(tiling.warps), 1, 1),
                             min(tiling.stages, slices) * stage + 4 * tiling.bn)
             own = {"WM": tiling.warps[0], "WN": tiling.warps[1]}
         else:  # the stages are aligned to 1024 bytes
-            launch = Launch("gemm", (min(tiles, _PERSISTENT), 1, 1), (384, 1, 1), tiling.stages * stage + 1024)
-            own = {"HOPPER": 1, "TURNS": tiling.turns}
+            launch = Launch("gemm", (min(tiles, _PERSISTENT), 1, 1), (384, 1, 1),
+                            tiling.stages * stage + tiling.panels * panel + 1024)
+            own = {"HOPPER": 1, "TURNS": tiling.turns, "PANELS": tiling.panels}
         own = {"BM": tiling.bm, "BN": tiling.bn, "STAGES": tiling.stages, **own}
         made.append(Kernel(source="gemm.cu", launches=(launch,), w_order=_w_order(problem), label=tiling.label,
                            defines=tuple((name, str(value)) for name, value in (defines | own).items())))
