@@ -1,20 +1,28 @@
 # Copyright 2026 The jax_deconv authors
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m jax_deconv doctor``: what is there, what is used, and why not."""
+"""``python -m jax_deconv``: doctor, explain, tune and bench."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.metadata
+import pathlib
 import platform
+import re
 import sys
+from collections.abc import Callable
 
 import jax
 import jaxlib.version
+import numpy as np
 
 import jax_deconv
 from jax_deconv import _compat, _ffi
+from jax_deconv._bench import bench, layers, tune
+from jax_deconv._bench.layers import Layer
+from jax_deconv.explain import explain
 
 
 def _cuda_plugins() -> str:
@@ -75,12 +83,108 @@ def doctor() -> int:
     return int(reason is not None and (has_gpu or _ffi.native is None))
 
 
+# ---- the other commands --------------------------------------------------------------------------------
+
+
+def _function(text: str) -> Callable:
+    """The function that ``module:name`` names; the current folder's modules count."""
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise argparse.ArgumentTypeError(f"expected module:function; got {text!r}")
+    try:
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+    except (ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    return function
+
+
+def _array(text: str) -> jax.ShapeDtypeStruct:
+    """An array's type and shape as JAX prints them, e.g. float32[8,16,16,64]."""
+    match = re.fullmatch(r"(\w+)\[([\d,]*)\]", text)
+    try:
+        return jax.ShapeDtypeStruct(tuple(map(int, filter(None, match[2].split(",")))), np.dtype(match[1]))
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"expected a type and a shape, e.g. float32[8,16]; got {text!r}") from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _layers(options) -> list[Layer]:
+    """Those of a file, or the one that the options describe, or the built-in ones."""
+    if options.layers is not None:
+        return layers.read(options.layers)
+    if options.input is None:
+        return list(layers.DEFAULT)
+    if None in (options.kernel, options.features) or len(options.input) < 3:
+        raise ValueError("a layer needs --input N,...,C, --kernel and --features")
+    batch, *space, channels = options.input
+    return [Layer("layer", batch, channels, options.features, space, options.kernel,
+                  options.stride or (1,) * len(space), options.padding, options.output_padding, options.dilation,
+                  options.groups)]
+
+
+def _layer_options(parser) -> None:
+    parser.add_argument("--layers", metavar="FILE", type=pathlib.Path,
+                        help="JSON, as benchmarks/layers.json; by default a handful of well-known layers")
+    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float16", "float32"),
+                        help="by default bfloat16 and float32; on a CPU float32")
+    one = parser.add_argument_group("one layer", "channels last; padding and output padding as PyTorch has them")
+    one.add_argument("--input", type=_numbers, metavar="N,...,C")
+    one.add_argument("--features", type=int, help="channels of the result")
+    one.add_argument("--groups", type=int, default=1)
+    for name in ("kernel", "stride", "padding", "output-padding", "dilation"):
+        one.add_argument(f"--{name}", type=_numbers, metavar="K,..." if name == "kernel" else "S,...",
+                         default=None if name == "kernel" else ())
+
+
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jax_deconv", description=jax_deconv.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="print what is there, what is used, and why not")
-    parser.parse_args(arguments)
-    return doctor()
+
+    command = commands.add_parser("explain", help="print what is chosen for each convolution of a function, and why")
+    command.add_argument("function", type=_function, metavar="module:function")
+    command.add_argument("arrays", type=_array, nargs="*", metavar="type[shape]",
+                         help="its arguments, e.g. float32[8,16,16,64]; a function that makes its own takes none")
+    command.add_argument("--platform", choices=("cpu", "cuda"), help="needs no such device; by default JAX's own")
+
+    command = commands.add_parser("tune", help="time plans on this GPU and keep the fastest in the store")
+    command.add_argument("functions", type=_function, nargs="*", metavar="module:function",
+                         help="functions without arguments, e.g. a training step that makes its own")
+    _layer_options(command)
+    command.add_argument("--plot", type=pathlib.Path, default=pathlib.Path("tune.png"), help="time over floor")
+
+    command = commands.add_parser("bench", help="compare with jax.lax and PyTorch on this machine")
+    _layer_options(command)
+    command.add_argument("--precision", choices=("default", "high", "highest"), help="highest forbids TF32")
+    command.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench.json"),
+                         help="JSON; the plot goes beside it")
+
+    options = parser.parse_args(arguments)
+    if options.command == "doctor":
+        return doctor()
+    if options.command == "explain":
+        print(explain(options.function, platform=options.platform)(*options.arrays))
+        return 0
+    try:
+        chosen = _layers(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    given = options.layers is not None or options.input is not None
+    if options.command == "bench":
+        return bench.bench(chosen, options.dtypes, out=options.out, precision=options.precision, shrink=not given)
+    if (reason := tune.why_not()) is not None:
+        print(f"tuning needs an NVIDIA GPU: {reason}; python -m jax_deconv doctor says what is there", file=sys.stderr)
+        return 1
+    named = tune.of_functions(options.functions)
+    if given or not named:
+        named += tune.of_layers(chosen, options.dtypes or ("bfloat16", "float32"))
+    tune.tune(named, options.plot)
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -166,7 +167,7 @@ def number(value: float | None) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.split(" ")[0].replace(".", "", 1).replace("e+", "", 1).isdigit()
+    return re.fullmatch(r"-|[\d.]+(e[+-]\d+)?( MiB)?", cell) is not None
 
 
 def _bytes(size: int) -> str:

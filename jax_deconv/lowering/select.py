@@ -48,13 +48,14 @@ watch: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("watch",
 
 def choose(problem: ConvProblem, policy: Policy, *, platform: str | None, may_time: bool) -> tuning.Choice:
     """The way of computing a problem, and why."""
-    def xla_because(reason: str) -> tuning.Choice:
-        return tuning.Choice(Plan("xla", variant=xla.form_name(problem, platform)), f"XLA, because {reason}")
+    def xla_because(reason: str, form: str) -> tuning.Choice:
+        return tuning.Choice(Plan("xla", variant=form), f"XLA, because {reason}")
 
     if any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None:
-        return xla_because("there is nothing to compute")
+        return xla_because("there is nothing to compute", form="")
+    form = xla.form_name(problem, platform)
     if policy.algorithm == "xla":
-        return xla_because("the policy says so")
+        return xla_because("the policy says so", form)
     names = tuning.ALGORITHMS if policy.algorithm is None else (policy.algorithm,)
     elsewhere = f"the program is for {platform or 'another platform'}, not for cuda"
     reasons = {name: tuning.why_not(name, problem, policy) if platform == "cuda" else elsewhere for name in names}
@@ -65,7 +66,7 @@ def choose(problem: ConvProblem, policy: Policy, *, platform: str | None, may_ti
                          f"{reasons[policy.algorithm]}")
     if platform == "cuda":
         _fall_back(problem, policy, reasons["cudnn"])
-    return xla_because(reasons["cudnn"])
+    return xla_because(reasons["cudnn"], form)
 
 
 def _planned(problem: ConvProblem, policy: Policy, plan: Plan) -> Callable:

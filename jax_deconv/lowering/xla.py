@@ -22,10 +22,9 @@ def choose(problem: ConvProblem, dtype, platform: str | None) -> Callable:
 
 
 def form_name(problem: ConvProblem, platform: str | None) -> str:
-    """The name of the form that `build` takes, "" where there is nothing to compute."""
-    part = core.split(problem)
-    form = part and choose(part.problem, _compute_dtype(problem, platform), platform)
-    return next((name for name, value in vars(forms).items() if value is form), "") if form else ""
+    """The name of the form that `build` takes, where there is something to compute."""
+    form = choose(core.split(problem).problem, _compute_dtype(problem, platform), platform)
+    return next(name for name, value in vars(forms).items() if value is form)
 
 
 def _waste(p: ConvProblem) -> float:
