@@ -23,6 +23,7 @@ import time
 
 from layers import layers, shapes
 
+from jax_deconv._bench import report
 from jax_deconv._bench.peers import ROLES, jax_row, torch_row
 from jax_deconv._bench.timing import geometric_mean, kernel_times, per_call  # noqa: F401 (models.py has them from here)
 
@@ -118,29 +119,6 @@ def first_calls(rows) -> dict:
             "ratio_geometric_mean": geometric_mean(a / b for a, b in pairs)}
 
 
-def plot(report, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = [row for row in report["rows"] if row["dtype"] == "bfloat16"] or report["rows"]
-    figure, axes = plt.subplots(3, 1, figsize=(14, 12), sharex=True)
-    for axis, (role, title) in zip(axes, ROLES.items()):
-        for name, marker in (("lax", "x"), ("adj", "+"), ("torch_last", "s"), ("ours", "o")):
-            ys = [(row["times"].get(f"{name}/{role}") or math.nan) / row["floor_us"] for row in rows]
-            axis.plot(ys, marker, label=name, linestyle="none")
-        axis.set_yscale("log")
-        axis.axhline(1, color="grey", linewidth=0.8)
-        axis.set_ylabel(f"{title}\ntime / floor")
-        axis.grid(axis="y", alpha=0.3)
-    axes[0].legend(ncols=4)
-    axes[0].set_title(f"{report['environment'].get('device')}, {rows[0]['dtype']}: "
-                      "device time over the hardware's floor")
-    axes[-1].set_xticks(range(len(rows)), [row["id"] for row in rows], rotation=70, ha="right", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="gpu.json")
@@ -172,13 +150,12 @@ def main():
             failures[child] = process.returncode
         if os.path.exists(path):
             parts[child] = json.loads(pathlib.Path(path).read_text())
-    report = assemble(parts, failures)
-    pathlib.Path(args.out).write_text(json.dumps(report, indent=1))
-    print(json.dumps(report["summary"], indent=1))
-    try:
-        plot(report, str(pathlib.Path(args.out).with_suffix(".png")))
-    except ImportError:
-        print("no matplotlib, no plot")
+    result = assemble(parts, failures)
+    pathlib.Path(args.out).write_text(json.dumps(result, indent=1))
+    print(json.dumps(result["summary"], indent=1))
+    if rows := [row for row in result["rows"] if row["dtype"] == "bfloat16"] or result["rows"]:
+        title = f"{result['environment'].get('device')}, {rows[0]['dtype']}, device time"
+        print(report.plot(rows, pathlib.Path(args.out).with_suffix(".png"), title))
 
 
 def assemble(parts: dict, failures: dict) -> dict:

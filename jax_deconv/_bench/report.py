@@ -68,17 +68,17 @@ def plot(rows: Sequence[dict], path: pathlib.Path, title: str) -> str:
     floors = any(row["floor_us"] for row in rows)
     ways = {"jax_deconv": ("ours",), **PEERS}
     figure = Figure(figsize=(max(7, 2 + 0.35 * len(rows)), 10), layout="constrained")
-    figure.suptitle(title)
     panels, lines = figure.subplots(len(ROLES), 1, sharex=True), {}
     for panel, (role, words) in zip(panels, ROLES.items()):
         for (name, group), look in zip(ways.items(), ("oC0", "xC1", "+C2", "sC3")):
             heights = [(best(row, group, role) or math.nan) /
                        ((row["floor_us"] if floors else best(row, ["ours"], role)) or math.nan) for row in rows]
             if not all(map(math.isnan, heights)):
-                (lines[name],) = panel.plot(heights, look)
+                (lines[name],) = panel.plot(heights, look, fillstyle="none" if name == "PyTorch" else "full")
         panel.set(yscale="log", ylabel=f"{words}\ntime / {'floor' if floors else 'ours'}")
         panel.axhline(1, color="grey", linewidth=0.8)
         panel.grid(axis="y", alpha=0.3)
+    panels[0].set_title(title)
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines))
     types = len({row["dtype"] for row in rows}) > 1
     names = [f"{row['id']} {row['dtype']}" if types else row["id"] for row in rows]
