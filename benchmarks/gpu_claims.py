@@ -336,13 +336,13 @@ def claim_store():
         runs = [json.loads(child(_PLAN_CHILD, JAX_DECONV_CACHE_DIR=folder)[1].splitlines()[-1]) for _ in range(2)]
         (path,) = pathlib.Path(folder).glob("*.json")
         content = json.loads(path.read_text())
-        (key,) = content["plans"]
+        (key,) = (key for key in content["plans"] if not key.endswith("cudnn"))  # not of a problem inside it
         before = dict(content["plans"][key])
         content["plans"][key] |= {"engine": 0, "knobs": [], "workspace": 0}
         path.write_text(json.dumps(content))
         runs.append(json.loads(child(_PLAN_CHILD, JAX_DECONV_CACHE_DIR=folder)[1].splitlines()[-1]))
     evidence = {"first": runs[0], "second": runs[1], "edited": runs[2], "entry": before, "file": path.name}
-    assert runs[0]["timings"] == 1 and len(runs[0]["engines"]) == 2, evidence
+    assert runs[0]["timings"] >= 1 and len(runs[0]["engines"]) == 2, evidence
     assert runs[1]["timings"] == 0 and runs[1]["engines"] == runs[0]["engines"], evidence
     assert runs[2]["engines"] == ["0", "0"], evidence
     return evidence
@@ -416,7 +416,7 @@ def claim_failure():
     code = """
 import warnings, jax, jax.numpy as jnp, jax_deconv
 from jax_deconv import _ffi
-_ffi.available = lambda: "libcudnn.so.9: cannot be loaded; install it with: pip install -U 'jax[cuda13]'"
+_ffi.available = lambda compiler=False: "libcudnn.so.9: cannot be loaded; install it with: pip install -U 'jax[cuda13]'"
 x, w = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4, 4))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

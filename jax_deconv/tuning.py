@@ -48,10 +48,8 @@ _TOLERANCE = {"float16": 2e-3, "bfloat16": 1.5e-2, "float32": 1e-3, "float64": 1
 
 #: A plan this close to the floor ends the search.
 _GOOD = 1.25
-#: An algorithm is timed where its model promises no more than this many times the best time so far.  cuDNN's own
-#: kernels are the hardest to foresee.
-_PROMISING = {"cudnn": 3.0}
-_PROMISING_ELSE = 1.3
+#: An algorithm is timed where its model promises no more than this many times the best time so far.
+_PROMISING = 1.4
 
 #: Ways to make a problem another one that cuDNN computes.
 TRANSFORMS = {"phase": phase, "dense": dense}
@@ -113,7 +111,7 @@ def _timed(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[st
     found: list[tuple[float, Plan]] = []
     for predicted, name, variant in _predicted(problem, policy, algorithms):
         best = min(found)[0] if found else math.inf
-        if best > _GOOD * cost.floor(problem, policy) and predicted <= _PROMISING.get(name, _PROMISING_ELSE) * best:
+        if best > _GOOD * cost.floor(problem, policy) and predicted <= _PROMISING * best:
             try:
                 found += _TIMERS[name](problem, policy, device, name, variant)
             except Exception as error:  # out of memory, say: the program itself may still run
