@@ -221,7 +221,7 @@ def test_gradients_at_kinks_are_those_of_jax(activation, backward):
         np.testing.assert_allclose(jax.jvp(ours, (x,), (t,))[1], got, rtol=2e-6)
 
 
-@pytest.mark.parametrize("activation", [None, *ALL], ids=str)
+@pytest.mark.parametrize("activation", [None, *(a for a in ALL if a not in ("leaky_relu", "elu"))], ids=str)
 def test_derivatives_of_order_two(activation, x64):
     """Of all four arrays at once, in both modes, away from kinks."""
     case = Case((2,), (3,), (2,), "SAME", inputs=2, outputs=1, batch=1)
