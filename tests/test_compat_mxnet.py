@@ -63,11 +63,13 @@ def test_every_layout(layout, kw):
     data = integers((2, 2 * groups, *(4, 3, 2)[:len(kernel)]))
     weight, bias = integers((2 * groups, 3, *kernel), seed=1), integers((3 * groups,), seed=2)
     want = reference(data, weight, kernel, **kw) + bias.reshape(-1, *(1,) * len(kernel))
-    got = deconvolution(to_layout(data, layout), to_layout(weight, layout), bias, kernel, num_filter=3 * groups,
-                        no_bias=False, layout=layout, **kw)
+    got = jax.jit(lambda data, weight, bias: deconvolution(
+        data, weight, bias, kernel, num_filter=3 * groups, no_bias=False, layout=layout, **kw))(
+            to_layout(data, layout), to_layout(weight, layout), bias)
     np.testing.assert_array_equal(got, to_layout(want, layout))
-    if layout[1] == "C":
-        got = deconvolution(data, weight, kernel=kernel, num_filter=3 * groups, **kw)
+    if layout[1] == "C":  # the default
+        got = jax.jit(lambda data, weight: deconvolution(
+            data, weight, kernel=kernel, num_filter=3 * groups, **kw))(data, weight)
         np.testing.assert_array_equal(got + bias.reshape(-1, *(1,) * len(kernel)), want)
 
 
