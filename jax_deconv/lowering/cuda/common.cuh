@@ -46,6 +46,12 @@ template <> __device__ __forceinline__ unsigned pack<f16>(float low, float high)
   return r;
 }
 
+template <typename T> __device__ __forceinline__ void unpack(unsigned v, float& low, float& high) {
+  T l, h;
+  l.bits = v, h.bits = v >> 16;
+  low = to_float(l), high = to_float(h);
+}
+
 // One store of 4, 8 or 16 bytes: the compiler may split that of a vector type.
 template <int BYTES> __device__ __forceinline__ void store_words(void* to, const unsigned* v) {
   if constexpr (BYTES == 16)
@@ -55,6 +61,12 @@ template <int BYTES> __device__ __forceinline__ void store_words(void* to, const
     asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(v[0]), "r"(v[1]) : "memory");
   else
     asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(v[0]) : "memory");
+}
+
+// One load of 16 bytes that nothing writes while the kernel runs.
+__device__ __forceinline__ void load_16_bytes(unsigned (&v)[4], const void* from) {
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(from));
 }
 
 // -- Asynchronous copies to shared memory ---------------------------------------------------------

@@ -51,8 +51,7 @@ constexpr int SLICE = ROW / sizeof(IN);            // elements of the sums in on
 constexpr int SLICES = (KK + SLICE - 1) / SLICE;
 constexpr int B_OFFSET = PANELS ? 0 : BM * ROW;    // in a stage: A, then B
 constexpr int STAGE = B_OFFSET + BN * ROW;         // bytes
-constexpr int PANEL = SLICES * BM * ROW;
-constexpr int TILES_M = (M + BM - 1) / BM, TILES_N = (NN + BN - 1) / BN, TILES = TILES_M * TILES_N;
+constexpr int TILES_M = (M + BM - 1) / BM, TILES_N = (NN + BN - 1) / BN;
 
 struct Tile { int m, n; };
 
@@ -124,9 +123,14 @@ __device__ __forceinline__ int dealt(int p) {
 
 __device__ __forceinline__ float finish(float v) { return ACTIVATION(v); }
 
+// The elements in a word.
 template <typename T> __device__ __forceinline__ unsigned word(const float* v) {
   if constexpr (sizeof(T) == 4) return __float_as_uint(v[0]);
   else return pack<T>(v[0], v[1]);
+}
+template <typename T> __device__ __forceinline__ void elements(float* v, unsigned word) {
+  if constexpr (sizeof(T) == 4) v[0] = __uint_as_float(word);
+  else unpack<T>(word, v[0], v[1]);
 }
 
 // A row of the result, and its columns from q on.
@@ -155,27 +159,48 @@ __device__ __forceinline__ OUT* address(OUT* out, const Line& line, const Column
   return there ? out + line.corner.offset + columns.tap.offset : nullptr;
 }
 
-template <int BLOCKS>  // of 8 columns, from `column` on; their biases in shared memory
-__device__ __forceinline__ void store(const float (&acc)[BLOCKS * 4], int row, int column, const float* biases,
-                                      OUT* out) {
+// The biases of a thread's columns in a tile.
+template <int BLOCKS> struct Biases {
+  unsigned words[BLOCKS * 2 / WIDTH][4];
+
+  __device__ __forceinline__ void load(const OUT* bias, int column) {
+#pragma unroll
+    for (int j = 0; BIAS && j < BLOCKS * 2 / WIDTH; ++j) {
+      const int first = column + j * 4 * WIDTH + threadIdx.x % 4 * WIDTH;
+      if constexpr (CHANNELS % WIDTH == 0) {
+        load_16_bytes(words[j], bias + first % CHANNELS);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float v[WIDTH / 4];
+#pragma unroll
+          for (int e = 0; e < WIDTH / 4; ++e) v[e] = to_float(bias[(first + i * (WIDTH / 4) + e) % CHANNELS]);
+          words[j][i] = word<OUT>(v);
+        }
+      }
+    }
+  }
+};
+
+template <int BLOCKS>  // of 8 columns, from `column` on
+__device__ __forceinline__ void store(const float (&acc)[BLOCKS * 4], int row, int column,
+                                      const Biases<BLOCKS>& biases, OUT* out) {
   const Line lines[2] = {line_of(row), line_of(row + 8)};
 #pragma unroll
   for (int j = 0; j < BLOCKS; j += WIDTH / 2) {
     const int first = j * 8 + threadIdx.x % 4 * WIDTH;
-    float add[WIDTH];
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) add[i] = BIAS ? biases[first + i] : 0;
     unsigned words[2][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         constexpr int EACH = WIDTH / 4;  // elements in a word
-        float v[EACH];
+        float v[EACH] = {};
+        if (BIAS) elements<OUT>(v, biases.words[j * 2 / WIDTH][i]);
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
           const int at = i * EACH + e;
-          v[e] = finish(acc[(j + at / 2) * 4 + half * 2 + at % 2] + add[at]);
+          v[e] = finish(acc[(j + at / 2) * 4 + half * 2 + at % 2] + v[e]);
         }
         words[half][i] = word<OUT>(v);
       }
@@ -193,12 +218,6 @@ __device__ __forceinline__ void store(const float (&acc)[BLOCKS * 4], int row, i
   }
 }
 
-// The biases of a tile's columns, made by so many threads.
-__device__ __forceinline__ void load_biases(float* to, const OUT* bias, int column, int thread, int threads) {
-  if (BIAS)
-    for (int i = thread; i < BN; i += threads) to[i] = to_float(bias[(column + i) % CHANNELS]);
-}
-
 // -- Shared memory --------------------------------------------------------------------------------
 // Rows of 128 bytes in the order that tensor cores read without conflicts: chunk c of row r lies in place c ^ (r % 8).
 
@@ -210,6 +229,7 @@ __device__ __forceinline__ unsigned place(int row, int chunk) { return row * ROW
 #error "this variant is for GPUs of compute capability 9.0"
 #endif
 
+constexpr int TILES = TILES_M * TILES_N, PANEL = SLICES * BM * ROW;
 constexpr int WARPGROUP = 128, CONSUMERS = 2;
 constexpr int SHARERS = CONSUMERS / TURNS;  // of a tile
 constexpr int HEIGHT = BM / (64 * SHARERS);  // instructions of 64 rows that cover a warpgroup's part of the tile
@@ -374,10 +394,7 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __shared__ __align__(16) float biases[CONSUMERS][BN];
     float acc[HEIGHT][BN / 2];
-    // A barrier of this warpgroup alone.
-    auto synchronize = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP) : "memory"); };
     const int turn = group % TURNS, part = group % SHARERS;
     ring.next(turn * SLICES);
     int released = 0;
@@ -386,15 +403,14 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
       const int panel = panel_of(index);
       if (PANELS && lane == 0)
         for (; released < panel; ++released) barrier_arrive(empty_panel + released % 2 * 8);
-      if (BIAS) {
-        synchronize();  // the tile before is done with its biases
-        load_biases(biases[group], bias, tile.n, threadIdx.x % WARPGROUP, WARPGROUP);
-        synchronize();
-      }
+      Biases<BN / 8> biases;
+      // Ahead of time, where they do not take too many registers.
+      constexpr bool AHEAD = BN * sizeof(OUT) <= 512;
+      if (AHEAD) biases.load(bias, tile.n);
       // A turn begins when the other warpgroup's products are under way. Only then is no stage more than one round
       // ahead, and a parity tells whether it is full.
       if (TURNS == 2 && index != begin)
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + CONSUMERS + group), "n"(CONSUMERS * WARPGROUP) : "memory");
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(CONSUMERS * WARPGROUP) : "memory");
       unsigned used = 0;  // the barrier of the stage before
       for (int slice = 0; slice < SLICES; ++slice, ring.next()) {
         barrier_wait(full + 8 * ring.stage, ring.parity);
@@ -416,16 +432,17 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP*(CONSUMERS + 1), 1)
         used = empty + 8 * ring.stage;
       }
       if (TURNS == 2 && index + step < end)
-        asm volatile("bar.arrive %0, %1;" ::"r"(1 + CONSUMERS + (group ^ 1)), "n"(CONSUMERS * WARPGROUP) : "memory");
+        asm volatile("bar.arrive %0, %1;" ::"r"(1 + (group ^ 1)), "n"(CONSUMERS * WARPGROUP) : "memory");
       wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < HEIGHT; ++i)
 #pragma unroll
         for (int j = 0; j < BN / 2; ++j) asm volatile("" : "+f"(acc[i][j])::"memory");  // not read before
       if (lane == 0) barrier_arrive(used);
+      if (!AHEAD) biases.load(bias, tile.n);
 #pragma unroll
       for (int i = 0; i < HEIGHT; ++i)
-        store<BN / 8>(acc[i], tile.m + (part * HEIGHT + i) * 64 + warp % 4 * 16 + lane / 4, tile.n, biases[group], out);
+        store<BN / 8>(acc[i], tile.m + (part * HEIGHT + i) * 64 + warp % 4 * 16 + lane / 4, tile.n, biases, out);
     }
   }
 }
@@ -497,8 +514,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_m = warp / WN * (BM / WM), warp_n = warp % WN * (BN / WN);
   float acc[MI][NI * 4] = {};
-  float* biases = (float*)(memory + min(STAGES, SLICES) * STAGE);
-  load_biases(biases, bias, tile.n, threadIdx.x, THREADS);  // seen after the first barrier below
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) load(s);
   for (int slice = 0; slice < SLICES; ++slice) {
@@ -527,9 +542,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < NI; ++j) mma(IN{}, &acc[i][j * 4], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
     }
   }
+  Biases<NI> biases;
+  biases.load(bias, tile.n + warp_n);
 #pragma unroll
   for (int i = 0; i < MI; ++i)
-    store<NI>(acc[i], tile.m + warp_m + i * 16 + lane / 4, tile.n + warp_n, biases + warp_n, out);
+    store<NI>(acc[i], tile.m + warp_m + i * 16 + lane / 4, tile.n + warp_n, biases, out);
 }
 
 #endif

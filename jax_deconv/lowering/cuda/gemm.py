@@ -45,8 +45,8 @@ class _Tiling:
         return f"{'mma' if self.warps else 'wgmma'} {self.bm}x{self.bn}{how}"
 
 
-_HOPPER = (_Tiling(128, 128, 6, turns=2), _Tiling(128, 256, 4, turns=1), _Tiling(256, 128, 4, turns=1),
-           _Tiling(64, 256, 5, turns=2), _Tiling(128, 128, 6, turns=1))
+#: Hopper's tensor cores take the upper bits of float32: truncated to TF32, where the portable kernel rounds.
+_TURNS, _SHARED = _Tiling(128, 128, 6, turns=2), _Tiling(128, 256, 4, turns=1)
 
 #: For sums of few slices of 128 bytes: 14 tiles of 16 KiB fit in shared memory, two panels of A and the stages of B.
 _PANELS = {slices: _Tiling(128, 128, 14 - 2 * slices, turns=2, panels=2) for slices in range(1, 5)}
@@ -140,11 +140,13 @@ def kernels(problem: ConvProblem, policy: Policy) -> list[Kernel]:
     fits = (a_bytes == b_bytes == 16 and (made_x or not product.crop)
             and max(math.prod(problem.shape(r)) for r in (Role.X, Role.Y)) * itemsize < 2**35)
     made = []
-    tilings = _PORTABLE
-    if fits:
-        tilings = _HOPPER + tilings
-        if slices in _PANELS and product.n > _PANELS[slices].bn:
-            tilings = (_PANELS[slices], *tilings)
+    tilings = list(_PORTABLE)
+    if fits and product.n > _TURNS.bn and slices not in _PANELS:
+        tilings = [_SHARED, _TURNS, *tilings]  # sums so long that tiles are seldom stored
+    elif fits:
+        tilings = [_TURNS, _SHARED, *tilings]
+        if product.n > _TURNS.bn:
+            tilings.insert(0, _PANELS[slices])
     for tiling in tilings:
         tiles = -(-product.m // tiling.bm) * -(-product.n // tiling.bn)
         if tiles >= 2**30:
@@ -153,7 +155,7 @@ def kernels(problem: ConvProblem, policy: Policy) -> list[Kernel]:
         stage = tiling.bn * _ROW + (0 if tiling.panels else tiling.bm * _ROW)
         if tiling.warps:
             launch = Launch("gemm", (tiles, 1, 1), (32 * math.prod(tiling.warps), 1, 1),
-                            min(tiling.stages, slices) * stage + 4 * tiling.bn)
+                            min(tiling.stages, slices) * stage)
             own = {"WM": tiling.warps[0], "WN": tiling.warps[1]}
         else:  # the stages are aligned to 1024 bytes
             launch = Launch("gemm", (min(tiles, _PERSISTENT), 1, 1), (384, 1, 1),
