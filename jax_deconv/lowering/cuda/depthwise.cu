@@ -34,10 +34,10 @@ template <int X_, int Y_, int R_, int S_, int D_, int P_> struct Axis {
   static constexpr int X = X_, Y = Y_, R = R_, S = S_, D = D_, P = P_;
   static constexpr int PHASES = S / gcd(S, D), STEP = D / gcd(S, D), Q = (R + PHASES - 1) / PHASES;
 
-  // The number whose product with STEP is 1 modulo PHASES.
+  // The number whose product with STEP is 1 modulo PHASES, which is small.
   static __device__ constexpr int inverse() {
     int k = 0;
-    while ((long long)k * STEP % PHASES != 1 % PHASES) ++k;
+    while (k * (STEP % PHASES) % PHASES != 1 % PHASES) ++k;
     return k;
   }
 
@@ -45,7 +45,7 @@ template <int X_, int Y_, int R_, int S_, int D_, int P_> struct Axis {
   static __device__ __forceinline__ bool phase(int j, int& rho, int& i) {
     constexpr int GCD = S / PHASES, SHIFT = (P % S + S) % S, INVERSE = inverse();
     const int rest = S == 1 ? 0 : (j + SHIFT) % S;
-    rho = PHASES == 1 ? 0 : rest / GCD * (long long)INVERSE % PHASES;
+    rho = PHASES == 1 ? 0 : rest / GCD * INVERSE % PHASES;
     i = (j + SHIFT - rho * D) / S + (P - SHIFT) / S;
     return rest % GCD == 0;
   }
@@ -157,7 +157,7 @@ struct Place {
   INDEX n;
 };
 
-// `step`: between the positions of a segment.  False where there is nothing to do.
+// STEP lies between the positions of a segment.  False where there is nothing to do.
 template <int SIZE0, int SIZE1, int SIZE2, int STEP>
 __device__ __forceinline__ bool place(Place& at, int chunk, INDEX tile, int lane, int slot) {
 #ifdef ROLE_w  // a block takes one tile after the other down the rows, and finds inputs of the last one in L1
@@ -217,7 +217,7 @@ __device__ __forceinline__ bool join(Raw<VX> (&window)[WINDOW], const IN* image,
   const int x0 = at.axis0 * A0::S + tap.r0 * A0::D - A0::P, x1 = at.axis1 * A1::S + tap.r1 * A1::D - A1::P;
   const bool there = row < TAP_ROWS && unsigned(x0) < unsigned(A0::X) && unsigned(x1) < unsigned(A1::X);
   const int first = at.position * A2::S + tap.rho * A2::D - A2::P + tap.q * (A2::STEP * A2::S);
-  gather<WINDOW, VX, A2::STEP * A2::S>(window, image + INDEX(x0 * A1::X + x1) * A2::X * PX, there, first, A2::X, PX);
+  gather<WINDOW, VX, A2::STEP * A2::S>(window, image + (INDEX(x0) * A1::X + x1) * A2::X * PX, there, first, A2::X, PX);
   return there;
 }
 #endif
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(LANES* SLOTS)
       const bool there =
           r0 < A0::R && r1 < A1::R && unsigned(y0) < unsigned(A0::Y) && unsigned(y1) < unsigned(A1::Y);
       Raw<VY> window[WINDOW];
-      gather<WINDOW, VY, A2::STEP>(window, y + INDEX(y0 * A1::Y + y1) * A2::Y * PY, there,
+      gather<WINDOW, VY, A2::STEP>(window, y + (INDEX(y0) * A1::Y + y1) * A2::Y * PY, there,
                                    first - (q + TAPS - 1) * A2::STEP, A2::Y, PY);
       if (!there) continue;
       float weight[TAPS][VW];

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from jax_deconv.lowering.cuda import Kernel, Launch
@@ -13,6 +14,7 @@ from jax_deconv.problem import Axis, ConvProblem, Role
 _TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _MOST_CHANNELS = 4  # of a group; beyond, products bound it and tensor cores pay
 _MOST_INDEX = 2**30
+_MOST_STRIDE = 2**12  # the source multiplies numbers below it, and searches them
 
 _THREADS = 128  # of a block at most
 _RESIDENT = 4  # blocks on a multiprocessor, which leaves 128 registers to a thread
@@ -40,6 +42,8 @@ def why_not(problem: ConvProblem, policy: Policy) -> str | None:
     if max(axis.x_size + axis.y_size * axis.stride + axis.extent + abs(axis.pad_lo)
            for axis in problem.geometry) > _MOST_INDEX:
         return "an axis too long for 32-bit positions"
+    if max(axis.stride for axis in _axes(problem)) > _MOST_STRIDE:
+        return f"a stride beyond {_MOST_STRIDE}"
     if problem.role is Role.W and _most_slabs(problem, policy) < 1:
         return f"the partial sums exceed the workspace limit of {policy.workspace_limit} MiB"
     return None
@@ -64,9 +68,11 @@ def _most_slabs(problem: ConvProblem, policy: Policy) -> int:
 
 
 def _axes(problem: ConvProblem) -> list[Axis]:
-    """Three axes: those that do nothing dropped, others of that kind put in front."""
+    """Three axes, simplified: those that do nothing dropped, others of that kind put in front."""
     nothing = Axis(1, 1, 1)
-    axes = [axis for axis in problem.geometry if (axis.x_size, axis.y_size, axis.kernel, axis.pad_lo) != (1, 1, 1, 0)]
+    axes = [dataclasses.replace(axis, stride=axis.stride if axis.y_size > 1 else 1,
+                                dilation=axis.dilation if axis.kernel > 1 else 1) for axis in problem.geometry]
+    axes = [axis for axis in axes if axis != nothing]
     return [nothing] * (3 - len(axes)) + axes
 
 
@@ -88,7 +94,7 @@ def _kernel(problem: ConvProblem, policy: Policy, channels: int, tile: int) -> K
     sizes = [axis.size(Role.X if role is Role.X else Role.Y) for axis in axes]
     step = math.lcm(last.stride, last.dilation) // (1 if role is Role.X else last.stride)
     tile = _even(-(-sizes[2] // step), tile)
-    segments = step * -(-sizes[2] // (step * tile))
+    segments = min(step, sizes[2]) * -(-sizes[2] // (step * tile))
     rows = problem.N * sizes[0] * sizes[1]
 
     # Rows of taps.
