@@ -87,7 +87,7 @@ def check(case: ConvProblem, tmp_path, most: int = 1, wide: bool = False):
     want = getattr(oracle, f"conv_{case.role}")(*operands, case.geometry, case.G)
     for kernel in depthwise.kernels(case, POLICY)[:most]:
         if wide:
-            kernel = dataclasses.replace(kernel, defines=tuple({**dict(kernel.defines), "INDEX": "long long"}.items()))
+            kernel = dataclasses.replace(kernel, defines=tuple({**dict(kernel.defines), "INDEX_BITS": "64"}.items()))
         expected = physical(case.role, want, kernel)
         out = np.full(expected.shape, np.nan, np.float32).astype(case.out_dtype)
         compute(kernel, *(physical(role, array, kernel) for role, array in zip(GIVEN[case.role], operands)), out,
@@ -188,5 +188,5 @@ def test_the_layers_of_the_benchmark(role):
 
 def test_offsets_are_wide_where_tensors_are():
     small, large = problem(N=4, G=64), problem(N=2**21, G=64)
-    index = [dict(depthwise.kernels(case, POLICY)[0].defines)["INDEX"] for case in (small, large)]
-    assert index == ["int", "long long"]
+    index = [dict(depthwise.kernels(case, POLICY)[0].defines)["INDEX_BITS"] for case in (small, large)]
+    assert index == ["32", "64"]

@@ -12,7 +12,7 @@
 // A block takes LANES vectors, SEGMENT_TILE segments (of TILE positions) and ROW_TILE rows (all axes but the last,
 // and the batch), so that neighbours find in L1 what they share.
 //
-// Macros: ROLE_x, ROLE_y or ROLE_w; IN and OUT, types of common.cuh; INDEX, a type for offsets; G, C, K;
+// Macros: ROLE_x, ROLE_y or ROLE_w; IN and OUT, types of common.cuh; INDEX_BITS, of offsets; G, C, K;
 // X0, Y0, R0, S0, D0, P0 and so on for three axes: sizes of x, y and w, stride, dilation, padding before x;
 // GROUPS in a vector; TILE; TAPS; SEGMENTS, ROWS; LANES, CHUNKS, SEGMENT_TILE, ROW_TILE.
 // Role w: RESIDENT blocks on a multiprocessor; BATCH, PART_ROWS, PARTS, SLAB (its tiles), SLABS, ROUND.
@@ -27,6 +27,12 @@
 namespace depthwise {
 
 using namespace jd;
+
+#if INDEX_BITS == 64
+typedef long long Index;
+#else
+typedef int Index;
+#endif
 
 __device__ constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
 
@@ -56,7 +62,7 @@ typedef Axis<X2, Y2, R2, S2, D2, P2> A2;
 
 // Elements of x, y and w in a vector of groups, and between positions or taps.
 constexpr int VX = GROUPS * C, VY = GROUPS * K, VW = GROUPS * K * C;
-constexpr INDEX PX = G * C, PY = G * K, PW = G * K * C;
+constexpr Index PX = G * C, PY = G * K, PW = G * K * C;
 constexpr int VECTORS = G / GROUPS;
 constexpr int WINDOW = TILE + TAPS - 1;
 constexpr int SLOTS = SEGMENT_TILE * ROW_TILE;
@@ -133,7 +139,7 @@ template <int ELEMENTS> __device__ __forceinline__ void store(OUT* to, const flo
 // COUNT vectors, STEP positions apart from position `first` on; zero outside [0, size), and all if not `there`.
 template <int COUNT, int ELEMENTS, int STEP>
 __device__ __forceinline__ void gather(Raw<ELEMENTS> (&to)[COUNT], const IN* from, bool there, int first, int size,
-                                       INDEX pitch) {
+                                       Index pitch) {
   from += first * pitch;
   // One way for all threads of a warp: the two would wait for each other's loads.
   if (__all_sync(__activemask(), there && first >= 0 && first + (COUNT - 1) * STEP < size)) {
@@ -148,24 +154,24 @@ __device__ __forceinline__ void gather(Raw<ELEMENTS> (&to)[COUNT], const IN* fro
   }
 }
 
-constexpr INDEX SEGMENT_TILES = (SEGMENTS + SEGMENT_TILE - 1) / SEGMENT_TILE;
-constexpr INDEX ROW_TILES = (ROWS + ROW_TILE - 1) / ROW_TILE;
+constexpr Index SEGMENT_TILES = (SEGMENTS + SEGMENT_TILE - 1) / SEGMENT_TILE;
+constexpr Index ROW_TILES = (ROWS + ROW_TILE - 1) / ROW_TILE;
 
 // Where a thread works: its vector, its segment's first position, its row.
 struct Place {
   int vector, position, axis1, axis0;
-  INDEX n;
+  Index n;
 };
 
 // STEP lies between the positions of a segment.  False where there is nothing to do.
 template <int SIZE0, int SIZE1, int SIZE2, int STEP>
-__device__ __forceinline__ bool place(Place& at, int chunk, INDEX tile, int lane, int slot) {
+__device__ __forceinline__ bool place(Place& at, int chunk, Index tile, int lane, int slot) {
 #ifdef ROLE_w  // a block takes one tile after the other down the rows, and finds inputs of the last one in L1
   const int segment = int(tile / ROW_TILES) * SEGMENT_TILE + slot % SEGMENT_TILE;
-  const INDEX row = tile % ROW_TILES * ROW_TILE + slot / SEGMENT_TILE;
+  const Index row = tile % ROW_TILES * ROW_TILE + slot / SEGMENT_TILE;
 #else
   const int segment = int(tile % SEGMENT_TILES) * SEGMENT_TILE + slot % SEGMENT_TILE;
-  const INDEX row = tile / SEGMENT_TILES * ROW_TILE + slot / SEGMENT_TILE;
+  const Index row = tile / SEGMENT_TILES * ROW_TILE + slot / SEGMENT_TILE;
 #endif
   at.vector = chunk * LANES + lane;
   at.position = segment / STEP * (STEP * TILE) + segment % STEP;
@@ -178,7 +184,7 @@ __device__ __forceinline__ bool place(Place& at, int chunk, INDEX tile, int lane
 // The positions of a segment, of a row of `to` that has `size` of them.
 template <int ELEMENTS, int STEP>
 __device__ __forceinline__ void finish(OUT* to, const float (&sum)[TILE][ELEMENTS], const OUT* bias, int first,
-                                       int size, INDEX pitch) {
+                                       int size, Index pitch) {
   float offset[ELEMENTS] = {};
 #if BIAS
 #pragma unroll
@@ -217,7 +223,7 @@ __device__ __forceinline__ bool join(Raw<VX> (&window)[WINDOW], const IN* image,
   const int x0 = at.axis0 * A0::S + tap.r0 * A0::D - A0::P, x1 = at.axis1 * A1::S + tap.r1 * A1::D - A1::P;
   const bool there = row < TAP_ROWS && unsigned(x0) < unsigned(A0::X) && unsigned(x1) < unsigned(A1::X);
   const int first = at.position * A2::S + tap.rho * A2::D - A2::P + tap.q * (A2::STEP * A2::S);
-  gather<WINDOW, VX, A2::STEP * A2::S>(window, image + (INDEX(x0) * A1::X + x1) * A2::X * PX, there, first, A2::X, PX);
+  gather<WINDOW, VX, A2::STEP * A2::S>(window, image + (Index(x0) * A1::X + x1) * A2::X * PX, there, first, A2::X, PX);
   return there;
 }
 #endif
@@ -246,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(LANES* SLOTS)
                                             threadIdx.x / LANES))
     return;
   w += at.vector * VW;
-  x += at.n * (INDEX(A0::X) * A1::X * A2::X * PX) + at.vector * VX;
+  x += at.n * (Index(A0::X) * A1::X * A2::X * PX) + at.vector * VX;
   float sum[TILE][VY] = {};
 #pragma unroll 4
   for (int row = 0; row < TAP_ROWS; ++row) {
@@ -281,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(LANES* SLOTS)
                                                     threadIdx.x / LANES))
     return;
   w += at.vector * VW;
-  y += at.n * (INDEX(A0::Y) * A1::Y * A2::Y * PY) + at.vector * VY;
+  y += at.n * (Index(A0::Y) * A1::Y * A2::Y * PY) + at.vector * VY;
   float sum[TILE][VX] = {};
   int rho0, rho1, rho, first0, first1, first;
   const bool reached0 = A0::phase(at.axis0, rho0, first0), reached1 = A1::phase(at.axis1, rho1, first1);
@@ -294,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(LANES* SLOTS)
       const bool there =
           r0 < A0::R && r1 < A1::R && unsigned(y0) < unsigned(A0::Y) && unsigned(y1) < unsigned(A1::Y);
       Raw<VY> window[WINDOW];
-      gather<WINDOW, VY, A2::STEP>(window, y + (INDEX(y0) * A1::Y + y1) * A2::Y * PY, there,
+      gather<WINDOW, VY, A2::STEP>(window, y + (Index(y0) * A1::Y + y1) * A2::Y * PY, there,
                                    first - (q + TAPS - 1) * A2::STEP, A2::Y, PY);
       if (!there) continue;
       float weight[TAPS][VW];
@@ -325,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(LANES* SLOTS)
 constexpr int SUMS = PART_ROWS * TAPS * VW;
 constexpr int THREADS = LANES * SLOTS * PARTS;
 constexpr int PART_BLOCKS = (TAP_ROWS + PART_ROWS * PARTS - 1) / (PART_ROWS * PARTS);
-constexpr INDEX ALL_TAPS = INDEX(A0::R) * A1::R * A2::R;
+constexpr Index ALL_TAPS = Index(A0::R) * A1::R * A2::R;
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     depthwise_w(const IN* __restrict__ x, const IN* __restrict__ y, const OUT*, OUT*, char* workspace) {
@@ -335,13 +341,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const int slab = blockIdx.x / (CHUNKS * PART_BLOCKS);
   const int first_row = PART_BLOCKS * PARTS == 1 ? 0 : (part_block * PARTS + part) * PART_ROWS;
   float sum[PART_ROWS][TAPS][VW] = {};
-  for (INDEX tile = INDEX(slab) * SLAB; tile < INDEX(slab + 1) * SLAB && tile < SEGMENT_TILES * ROW_TILES; ++tile) {
+  for (Index tile = Index(slab) * SLAB; tile < Index(slab + 1) * SLAB && tile < SEGMENT_TILES * ROW_TILES; ++tile) {
     Place at;
     if (!place<A0::Y, A1::Y, A2::Y, A2::STEP>(at, chunk, tile, lane, slot)) continue;
     Raw<VY> raw[TILE];
     gather<TILE, VY, A2::STEP>(raw, y + ((at.n * A0::Y + at.axis0) * A1::Y + at.axis1) * (A2::Y * PY) + at.vector * VY,
                                true, at.position, A2::Y, PY);
-    const IN* image = x + at.n * (INDEX(A0::X) * A1::X * A2::X * PX) + at.vector * VX;
+    const IN* image = x + at.n * (Index(A0::X) * A1::X * A2::X * PX) + at.vector * VX;
     float cotangent[TILE][VY];
 #pragma unroll
     for (int row = 0; row < PART_ROWS; row += BATCH) {
@@ -388,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       float total = 0;
 #pragma unroll 8
       for (int s = 0; s < SLOTS; ++s) total += from[s * LANES];
-      partial[(INDEX(tap.r0 * A1::R + tap.r1) * A2::R + r) * PW + vector * VW + index % VW] = total;
+      partial[(Index(tap.r0 * A1::R + tap.r1) * A2::R + r) * PW + vector * VW + index % VW] = total;
     }
   }
 }
@@ -398,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(256)
     depthwise_w_sum(const IN*, const IN*, const OUT*, OUT* __restrict__ w, char* workspace) {
   __shared__ float shared[32][8];
   const float* partial = reinterpret_cast<const float*>(workspace);
-  const INDEX element = INDEX(blockIdx.x) * 8 + threadIdx.x % 8;
+  const Index element = Index(blockIdx.x) * 8 + threadIdx.x % 8;
   float total = 0;
   if (element < ALL_TAPS * PW)
 #pragma unroll 8

@@ -128,7 +128,7 @@ def _kernel(problem: ConvProblem, policy: Policy, channels: int, tile: int) -> K
     largest = max(*elements.values(), (tiles + 1) * segment_tile * row_tile * tile)
     defines = {
         f"ROLE_{role}": 1, "IN": _TYPES[problem.dtype.name], "OUT": _TYPES[problem.out_dtype.name],
-        "INDEX": "int" if largest <= _MOST_INDEX else "long long",
+        "INDEX_BITS": 32 if largest <= _MOST_INDEX else 64,
         "G": problem.G, "C": problem.C, "K": problem.K,
         **{f"{name}{k}": value for k, axis in enumerate(axes) for name, value in
            zip("XYRSDP", (axis.x_size, axis.y_size, axis.kernel, axis.stride, axis.dilation, axis.pad_lo))},
