@@ -347,10 +347,12 @@ def _backward(role, placement, dtype, policy, activation, residuals, cotangent):
         out = _compute(target, placement, like.dtype, policy.backward, None, *(given[r] for r in GIVEN[target]))
         return sharding.like(out, jax.typeof(like))
 
-    channels = placement.perm(role)[1]
-    bias = types.bias and sharding.like(
-        wide.sum([i for i in range(wide.ndim) if i != channels]).astype(dtype), types.bias)
-    residual = types.residual and sharding.like(cotangent, types.residual)
+    bias = residual = None
+    if types.bias is not None:
+        positions = tuple(i for i in range(wide.ndim) if i != placement.perm(role)[1])
+        bias = sharding.like(wide.sum(positions).astype(dtype), types.bias)
+    if types.residual is not None:
+        residual = sharding.like(cotangent, types.residual)
     return *map(gradient, GIVEN[role]), bias, residual
 
 

@@ -139,12 +139,20 @@ def test_integers_and_complex_numbers(dtype):
 
 
 def test_where_nothing_is_convolved():
-    """Zeros beside the bias and the residual: no channels in, and an empty batch."""
+    """Zeros beside the bias and the residual: no channels in."""
     x, w, bias, residual = jnp.zeros((1, 2, 0)), jnp.zeros((3, 0, 4)), jnp.arange(4.0), -jnp.ones((1, 4, 4))
     got = jax_deconv.conv_transpose(x, w, (2,), "SAME", bias=bias, residual=residual, activation="relu")
     np.testing.assert_array_equal(got, np.broadcast_to([0, 0, 1, 2], (1, 4, 4)))
-    x, w = jnp.zeros((0, 2, 3)), jnp.zeros((3, 3, 4))
-    assert jax_deconv.conv_transpose(x, w, (2,), "SAME", bias=bias, activation="elu").shape == (0, 4, 4)
+
+
+@pytest.mark.parametrize("policy", [None, jax_deconv.Policy(backward=jax_deconv.Policy())], ids=["", "backward_policy"])
+def test_gradients_of_an_empty_batch(policy):
+    values = jnp.zeros((0, 4, 2)), jnp.ones((3, 2, 4)), jnp.ones(4), jnp.zeros((0, 8, 4))
+    f = lambda x, w, b, r: jax_deconv.conv_transpose(x, w, (2,), "SAME", bias=b, residual=r, activation="elu",
+                                                     policy=policy)
+    out, pull = jax.vjp(f, *values)
+    assert out.shape == (0, 8, 4)
+    jax.tree.map(np.testing.assert_array_equal, pull(out), jax.tree.map(jnp.zeros_like, values))
 
 
 @pytest.mark.parametrize("wanted", [jnp.float32, jnp.bfloat16], ids=lambda t: t.__name__)
