@@ -25,6 +25,7 @@
 //   WM, WN, WK          warps along the rows, the columns and the sum (role w)
 //   MF, NF              fragments of 16 rows and of 8 columns in a warp
 //   GROUP               fragments in which a lane's columns follow one another in memory
+//   RESIDENT            blocks that share a multiprocessor
 //   SLICES              parts of the columns that are blocks of their own
 //   CHUNK, STAGES       role x: channels of y, role y: rows of w in one stage of the pipeline; its depth
 //   M2, V0.. NV0..      role x: positions of y that a row advances on the last axis; smallest v and number of them
@@ -35,8 +36,11 @@
 //   PAIRS               roles y, w: 1: elements 2 * j and 2 * j + 1 of a window are one word of the tile of x
 //   MATRICES            roles y, w: 1: 16 bytes of a window are one row for ldmatrix (role w: narrow types only)
 //   UNIT, SKEW          roles y, w: elements of x that one copy may read; elements left out after each S2 * XC
+//   LEAD                roles y, w: elements of the tile of x before its first window, and of w's rows before a run
+//   X_PITCH             roles y, w: elements from one row of the tile of x to the next
 //   X_TILES             role y: tiles of x in flight
 //   ROW_SLICES, SPLITS  role w: parts of the rows; parts of the positions, added by a second kernel
+//   SUM_LANES           role w: runs in which it adds them
 //   BIAS, ACTIVATION    whether there is a bias; an expression in float v
 
 using namespace jd;
@@ -139,10 +143,12 @@ __device__ __forceinline__ float finish(float v, const OUT* bias, int channel) {
 
 // -- Products -------------------------------------------------------------------------------------
 
+#ifdef __CUDA_ARCH__  // a test that runs this on a CPU has its own
 __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+#endif
 
 __device__ __forceinline__ unsigned word_at(const IN* p) { return *reinterpret_cast<const unsigned*>(p); }
 __device__ __forceinline__ unsigned bits_at(const IN* p) { return *reinterpret_cast<const unsigned short*>(p); }
@@ -356,7 +362,7 @@ __device__ __forceinline__ void add_distances(float (&acc)[MF][NF][4], const IN*
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 thin_x(const IN* y, const IN* w, const OUT* bias, OUT* out, char*) {
   extern __shared__ __align__(16) char memory[];
   constexpr int W_STAGES = CHUNKS > 1 ? STAGES : 1;
@@ -443,39 +449,45 @@ thin_x(const IN* y, const IN* w, const OUT* bias, OUT* out, char*) {
     }
 
     const Place first = tile_at<Q0, Q1, Q2>(tile);
+    Place rows[MF][2];
+    long long begins[MF][2];
 #pragma unroll
     for (int m = 0; m < MF; m++) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int row = (wm * MF + m) * 16 + h * 8 + at.g;
         const Place p = place_of<T0, T1, T2>(row);
-        const Place q = {first.n + p.n, first.at0 + p.at0, first.at1 + p.at1, first.at2 + p.at2};
-        if (row >= TN * T0 * T1 * T2 || q.n >= BATCH) continue;
+        const Place x = {first.n + p.n, (first.at0 + p.at0) * PERIOD0, (first.at1 + p.at1) * PERIOD1,
+                         (first.at2 + p.at2) * (PERIOD2 * XC)};
+        rows[m][h] = row < TN * T0 * T1 * T2 ? x : Place{BATCH, 0, 0, 0};
+        begins[m][h] = (((long long)x.n * X0 + x.at0) * X1 + x.at1) * (X2 * XC) + x.at2;
+      }
+    }
 #pragma unroll
-        for (int j = 0; j < NF; j += GROUP) {
-          const int column = slice * BN + (wn * NF + j) * 8 + at.t * 2 * GROUP;
-          float v[2 * GROUP];
+    for (int j = 0; j < NF; j += GROUP) {
+      constexpr int COUNT = 2 * GROUP;
 #pragma unroll
-          for (int e = 0; e < 2 * GROUP; e++) v[e] = acc[m][j + e / 2][2 * h + e % 2];
-          auto place = [&](int e, long long& to, int& channel) {
-            const Column c = column_of(column + e);
-            const int x0 = q.at0 * PERIOD0 + c.p0, x1 = q.at1 * PERIOD1 + c.p1;
-            const long long element = (long long)q.at2 * (PERIOD2 * XC) + c.element;
-            to = (((long long)q.n * X0 + x0) * X1 + x1) * (long long)(X2 * XC) + element;
-            channel = c.element % XC;
-            return c.real && x0 < X0 && x1 < X1 && element < X2 * XC;
-          };
-          long long to;
-          int channel;
-          if constexpr (WIDE) {
-            if (!place(0, to, channel)) continue;
+      for (int i = 0; i < (WIDE ? 1 : COUNT); i++) {
+        const Column c = column_of(slice * BN + (wn * NF + j) * 8 + at.t * COUNT + i);
+        const long long offset = (long long)(c.p0 * X1 + c.p1) * (X2 * XC) + c.element;
+        const int channel = c.element % XC;
+        if (!c.real) continue;
 #pragma unroll
-            for (int e = 0; e < 2 * GROUP; e++) v[e] = finish(v[e], bias, (channel + e) % XC);
-            store(out + to, v);
-          } else {
+        for (int m = 0; m < MF; m++) {
 #pragma unroll
-            for (int e = 0; e < 2 * GROUP; e++)
-              if (place(e, to, channel)) out[to] = from_float<OUT>(finish(v[e], bias, channel));
+          for (int h = 0; h < 2; h++) {
+            const Place& x = rows[m][h];
+            if (x.n >= BATCH || x.at0 + c.p0 >= X0 || x.at1 + c.p1 >= X1 || x.at2 + c.element >= X2 * XC) continue;
+            OUT* const to = out + begins[m][h] + offset;
+            if constexpr (WIDE) {
+              float v[COUNT];
+#pragma unroll
+              for (int e = 0; e < COUNT; e++)
+                v[e] = finish(acc[m][j + e / 2][2 * h + e % 2], bias, (channel + e) % XC);
+              store(to, v);
+            } else {
+              *to = from_float<OUT>(finish(acc[m][j + i / 2][2 * h + i % 2], bias, channel));
+            }
           }
         }
       }
@@ -487,13 +499,12 @@ thin_x(const IN* y, const IN* w, const OUT* bias, OUT* out, char*) {
 // -- Windows of x ---------------------------------------------------------------------------------
 
 constexpr int WINDOW0 = (T0 - 1) * S0 + (R0 - 1) * D0 + 1, WINDOW1 = (T1 - 1) * S1 + (R1 - 1) * D1 + 1;
-constexpr int ELEMENTS = divide_up(((T2 - 1) * S2 + (R2 - 1) * D2 + 1) * XC, UNIT) * UNIT;
+constexpr int ELEMENTS = divide_up(((T2 - 1) * S2 + (R2 - 1) * D2 + 1) * XC + LEAD, UNIT) * UNIT;
 // The tile of x leaves a gap after each step of the stride, so that windows begin in different banks.
 constexpr int ADVANCE = S2 * XC + SKEW;
 __host__ __device__ constexpr int skewed(int element) {
   return SKEW ? element / (S2 * XC) * ADVANCE + element % (S2 * XC) : element;
 }
-constexpr int X_PITCH = divide_up(skewed(ELEMENTS - 1) + 2, 16 / int(sizeof(IN))) * (16 / int(sizeof(IN)));
 constexpr int X_ROWS = TN * WINDOW0 * WINDOW1, X_TILE = X_ROWS * X_PITCH;
 constexpr int INNER = RUNS / (R0 * R1);  // runs along the last axis
 constexpr int TILE_ROWS = TN * T0 * T1 * T2;
@@ -510,7 +521,8 @@ __device__ __forceinline__ void tabulate_x(int* rows, Place first) {
 
 __device__ __forceinline__ void copy_x(IN* tile, const IN* x, const int* rows, Place first) {
   constexpr int PER_ROW = ELEMENTS / UNIT;
-  const int begin = (first.at2 * S2 - L2) * XC;
+  const int begin = (first.at2 * S2 - L2) * XC - LEAD;
+#pragma unroll 4
   for (int u = threadIdx.x; u < X_ROWS * PER_ROW; u += THREADS) {
     const int i = u / PER_ROW, j = u % PER_ROW * UNIT, row = rows[i];
     const bool there = row >= 0 && unsigned(begin + j) < X2 * XC;
@@ -525,10 +537,11 @@ __device__ __forceinline__ void copy_x(IN* tile, const IN* x, const int* rows, P
 
 // Where a window's element is, from the window's begin; NONE for those that fill up a run or the last step.
 __device__ __forceinline__ int offset_of(unsigned element, int& row_of_w) {
-  const unsigned run = element / RUN_PADDED, e = element % RUN_PADDED, row = run / INNER;
-  const bool real = run < RUNS && e < RUN;
-  row_of_w = real ? int(run * RUN + e) : NONE;
-  return real ? int(row / R1 * D0 * WINDOW1 + row % R1 * D1) * X_PITCH + skewed(run % INNER * D2 * XC + e) : NONE;
+  const unsigned run = element / RUN_PADDED, row = run / INNER;
+  const int e = int(element % RUN_PADDED) - LEAD;
+  const bool real = run < RUNS && e >= 0 && e < RUN;
+  row_of_w = real ? int(run * RUN) + e : NONE;
+  return real ? int(row / R1 * D0 * WINDOW1 + row % R1 * D1) * X_PITCH + skewed(run % INNER * D2 * XC + e + LEAD) : NONE;
 }
 
 // Where the window of a row of the tile begins.
@@ -552,7 +565,7 @@ constexpr int B_PITCH = BN + (BN % 16 ? 16 : 8);  // rows that are read together
 
 constexpr int CHUNKS = divide_up(WINDOW, CHUNK);
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 thin_y(const IN* x, const IN* w, const OUT* bias, OUT* out, char*) {
   extern __shared__ __align__(16) char memory[];
   constexpr int W_STAGES = CHUNKS > 1 ? STAGES : 1;
@@ -651,7 +664,8 @@ thin_y(const IN* x, const IN* w, const OUT* bias, OUT* out, char*) {
             for (int half = 0; half < 2; half++) {
               const int2 o = *reinterpret_cast<const int2*>(offset + half * 8 + at.t * 2);
               const unsigned mask = (o.x < 0 ? 0u : 0xffffu) | (o.y < 0 ? 0u : 0xffff0000u);
-              const IN* const low = x_tile + (FILLED ? max(o.x, 0) : o.x);
+              // Of two elements that are one word at least one may be real.
+              const IN* const low = x_tile + (!FILLED ? o.x : o.x >= 0 ? o.x : PAIRS ? max(o.y - 1, 0) : 0);
               const IN* const high = x_tile + (FILLED ? max(o.y, 0) : o.y);
 #pragma unroll
               for (int m = 0; m < MF; m++) {
@@ -719,7 +733,7 @@ constexpr int STAGES = 2;
 constexpr int POSITIONS = divide_up(TILE_ROWS, STEP * WK) * STEP * WK;  // in a tile
 constexpr bool PARTIAL = POSITIONS != TILE_ROWS || BATCH % TN || Y0 % T0 || Y1 % T1 || Y2 % T2;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
   extern __shared__ __align__(16) char memory[];
   IN* const x_tiles = reinterpret_cast<IN*>(memory);
@@ -745,9 +759,11 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int row;
-      offset[m][h] = max(offset_of(MATRICES ? first_row + m * 16 + at.lane / 8 % 2 * 8 : element_of(m, h), row), 0);
+      offset[m][h] = offset_of(MATRICES ? first_row + m * 16 + at.lane / 8 % 2 * 8 : element_of(m, h), row);
     }
-    if (PAIRS || MATRICES) offset[m][1] = 0;
+    if (PAIRS && offset[m][0] < 0) offset[m][0] = offset[m][1] - 1;  // the second of the word may be real
+#pragma unroll
+    for (int h = 0; h < 2; h++) offset[m][h] = max(offset[m][h], 0);
   }
 
   auto tabulate = [&](int tile, int table) {
@@ -920,23 +936,24 @@ thin_w(const IN* x, const IN* y, const OUT*, OUT* out, char* workspace) {
   }
 }
 
-// Adds the parts, always in the same order: 32 elements for each block, LANES runs of parts for each element.
+// Adds the parts, always in the same order: SUM_LANES runs of parts for each element.
 extern "C" __global__ void thin_w_sum(const IN*, const IN*, const OUT*, OUT* out, char* workspace) {
-  constexpr int LANES = 16;
   constexpr long long SIZE = (long long)W_ROWS * YC;
-  __shared__ float sums[LANES][32];
-  const long long element = (long long)blockIdx.x * 32 + threadIdx.x;
+  constexpr int WIDTH = 256 / SUM_LANES;
+  __shared__ float sums[SUM_LANES][WIDTH];
+  const int lane = threadIdx.x / WIDTH, column = threadIdx.x % WIDTH;
+  const long long element = (long long)blockIdx.x * WIDTH + column;
   const float* const parts = reinterpret_cast<const float*>(workspace) + element;
   float sum = 0;
   if (element < SIZE) {
 #pragma unroll 8
-    for (int i = threadIdx.y; i < SPLITS; i += LANES) sum += parts[i * SIZE];
+    for (int i = lane; i < SPLITS; i += SUM_LANES) sum += parts[i * SIZE];
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
+  sums[lane][column] = sum;
   __syncthreads();
-  if (threadIdx.y == 0 && element < SIZE) {
+  if (lane == 0 && element < SIZE) {
 #pragma unroll
-    for (int i = 1; i < LANES; i++) sum += sums[i][threadIdx.x];
+    for (int i = 1; i < SUM_LANES; i++) sum += sums[i][column];
     out[element] = from_float<OUT>(sum);
   }
 }

@@ -30,6 +30,7 @@ MOST_CHANNELS = 16
 
 # Bytes of shared memory: what a block may use on every GPU that has sm_80, sm_90 or sm_100, and what an H200 has.
 _MOST_SHARED, _SHARED = 163 * 1024, 227 * 1024
+_REGISTERS = 65536
 _MOST_FRAGMENTS = 24  # of 16 by 8 sums in a warp's registers
 _PROCESSORS = 132
 
@@ -120,10 +121,14 @@ def _blocks(extents, tile) -> int:
     return math.prod(map(_up, extents, tile))
 
 
+def _registers(fragments: int) -> int:
+    """Of a thread, roughly: the sums, and as many again for all else."""
+    return 4 * fragments + 64
+
+
 def _grid(tiles: int, slices: int, warps: int, fragments: int, shared: int) -> tuple[int, int]:
     """Blocks for each slice, all at work at once, and how many share a multiprocessor."""
-    registers = 4 * fragments + 72
-    resident = max(1, min(_SHARED // (shared + 1024), 65536 // (registers * 32 * warps), 48 // warps))
+    resident = max(1, min(_SHARED // (shared + 1024), _REGISTERS // (_registers(fragments) * 32 * warps), 48 // warps))
     most = max(1, _PROCESSORS * resident // slices)
     return _up(tiles, _up(tiles, most)), resident
 
@@ -138,9 +143,10 @@ def _total(tiles: int, grid: int, slices: int, resident: int, warps: int, cycles
 
 def _distances(axis: Axis, period: int) -> tuple[int, int, list[list[bool]]]:
     """The smallest distance at which a phase of the period takes a tap, their number, and which phase does."""
-    taps = {(p, (p + axis.pad_lo - r * axis.dilation) // axis.stride)
-            for p in range(period) for r in range(axis.kernel)
-            if (p + axis.pad_lo - r * axis.dilation) % axis.stride == 0}
+    taps = set()
+    for begin in range(-axis.pad_lo, axis.kernel * axis.dilation - axis.pad_lo, axis.dilation):
+        first = _up(-begin, axis.stride)
+        taps |= {(begin + v * axis.stride, v) for v in range(first, _up(period - begin, axis.stride))}
     first = min(v for _, v in taps)
     number = max(v for _, v in taps) - first + 1
     return first, number, [[(p, first + v) in taps for p in range(period)] for v in range(number)]
@@ -163,6 +169,14 @@ def _columns_in_use(tables, channels: int, columns: int, block: int, group: int)
     return uses
 
 
+@functools.lru_cache(maxsize=4096)
+def _meetings_of_rows(tile: tuple[int, ...], plane: int, line: int) -> float:
+    places = itertools.islice(itertools.product(*map(range, tile)), 64)
+    rows = [(i0 * plane + i1 * line + i2) % 8 for i0, i1, i2 in places]
+    groups = [rows[i:i + 8] for i in range(0, len(rows), 8)]
+    return sum(max(map(group.count, group)) for group in groups) / len(groups)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Periods:
     """Role x: how the columns of the product lie in x, and from which distances in y they come."""
@@ -174,6 +188,11 @@ class _Periods:
     def periods(self) -> tuple[int, ...]:
         a0, a1, a2 = self.shape.axes
         return a0.stride, a1.stride, self.m2 * a2.stride
+
+    @property
+    def span(self) -> int:
+        """At most so many distances there are."""
+        return math.prod(_up(a.extent + period, a.stride) for a, period in zip(self.shape.axes, self.periods))
 
     @functools.cached_property
     def distances(self):
@@ -196,12 +215,19 @@ class _Periods:
         (v0, v1, v2), m2 = self.numbers, self.m2
         return tile[0] * (tile[1] - 1 + v0) * (tile[2] - 1 + v1) * m2 * _up((tile[3] - 1) * m2 + v2, m2)
 
-    def tile(self, rows: int, live: float) -> tuple[int, ...]:
+    def meetings(self, tile) -> float:
+        """How often 8 rows that are read together meet in a bank."""
+        (_, v1, v2), m2 = self.numbers, self.m2
+        line = m2 * _up((tile[3] - 1) * m2 + v2, m2)
+        return _meetings_of_rows(tile[1:], (tile[2] - 1 + v1) * line, line)
+
+    def tile(self, rows: int, live: float, distances: int) -> tuple[int, ...]:
         """Of the tiles of at most so many rows the cheapest."""
+        read = distances * _up(self.shape.problem.K, self.shape.step) / 16 * 512 * _SHARED_BYTE
         position = self.shape.problem.K * self.shape.item * _L2_BYTE + 2
         product = live * _up(self.shape.problem.K, self.shape.step) / 16 * self.shape.product
         return min(_tiles(self.extents, rows), key=lambda tile: _blocks(self.extents, tile) * (
-            self.positions(tile) * position + rows * product))
+            self.positions(tile) * position + rows * (product + read * self.meetings(tile))))
 
     def macros(self) -> dict:
         return {"M2": self.m2, **{f"V{i}": first for i, (first, _, _) in enumerate(self.distances)},
@@ -214,7 +240,7 @@ def _plans_x(s: _Shape) -> Iterator[tuple[float, Kernel]]:
     sizes = {min(steps, n) for n in (1, 2, 4, 8)}
     for m2 in (1, 2, 4):
         periods = _Periods(s, m2)
-        if m2 > 1 and periods.run > 32:
+        if m2 > 1 and periods.run > 32 or periods.span * math.prod(periods.periods) * p.C > _MOST_COLUMNS:
             continue
         distances = math.prod(periods.numbers)
         aligned = math.gcd(periods.run, s.axes[2].x_size * p.C)
@@ -227,15 +253,18 @@ def _plans_x(s: _Shape) -> Iterator[tuple[float, Kernel]]:
                     continue
                 group, wide = s.group(nf, aligned)
                 used = _columns_in_use([t for _, _, t in periods.distances], p.C, columns, bn, group)
-                live, live_distances = sum(map(sum, used)) / slices, sum(map(any, used))
+                # A fragment of zeros is left out if it is one for every warp and every slice.
+                live = wn * sum(any(row[i::nf]) for row in used for i in range(nf))
+                live_distances = sum(map(any, used))
                 sliced = distances * bn < taps * p.C
                 w_rows = distances * bn if sliced else taps * p.C + 1
-                for warps, mf in itertools.product((4, 8), (1, 2, 4)):
-                    if mf * nf > _MOST_FRAGMENTS or wn > warps:
+                for warps, mf in itertools.product((4, 8, 16), (1, 2, 4)):
+                    if mf * nf > min(_MOST_FRAGMENTS, 192 // warps) or wn > warps:
                         continue
                     wm = warps // wn
-                    tile = periods.tile(16 * mf * wm, live)
+                    tile = periods.tile(16 * mf * wm, live, live_distances)
                     positions, tiles = periods.positions(tile), _blocks(periods.extents, tile)
+                    meetings = periods.meetings(tile)
                     for size in sizes:
                         chunk, rounds = size * s.step, _up(steps, size)
                         copies = (positions + (w_rows if rounds > 1 else 0)) * p.K * s.item
@@ -243,7 +272,7 @@ def _plans_x(s: _Shape) -> Iterator[tuple[float, Kernel]]:
                         device = (positions * p.K * s.item / slices / 1.2 + math.prod(tile) * periods.run
                                   * math.prod(periods.periods[:2]) * p.out_dtype.itemsize / slices) * _DEVICE_BYTE
                         shared_time = rounds * size * 512 * _SHARED_BYTE * (
-                            live_distances * wn * wm * mf + live / (1 if nf == 1 else 2) * wm)
+                            live_distances * wn * wm * mf * meetings + live / 2 * wm)
                         multiply = rounds * size * live * wm * mf * s.product
                         issue = (rounds * live_distances * warps * 12 / 2 + copies / s.copied(p.K) * _COPY
                                  + positions * 0.7)
@@ -258,24 +287,30 @@ def _plans_x(s: _Shape) -> Iterator[tuple[float, Kernel]]:
                             grid, resident = _grid(tiles, slices, warps, mf * nf, shared)
                             cost = _total(tiles, grid, slices, resident, warps,
                                           cycles + (rounds * 100 if stages == 2 else 0), setup)
-                            label = f"x m{m2} {16 * mf * wm}x{bn} {tile} mf{mf} k{chunk} s{stages} w{warps}"
+                            label = f"x m{m2} c{columns} {wm}x{wn} warps of {mf}x{nf} {tile} k{chunk} s{stages}"
                             launch = Launch("thin_x", (grid * slices, 1, 1), (32 * warps, 1, 1), shared)
                             yield cost, functools.partial(
                                 s.kernel, label, (launch,), TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3],
                                 WM=wm, WN=wn, MF=mf, NF=nf, GROUP=group, SLICES=slices, CHUNK=chunk, STAGES=stages,
-                                COLUMNS=columns, SLICED=sliced, WIDE=wide, **periods.macros())
+                                COLUMNS=columns, SLICED=sliced, WIDE=wide, RESIDENT=resident, **periods.macros())
 
 
 # -- Windows of x: roles y and w ----------------------------------------------------------------------
 
-@functools.lru_cache(maxsize=256)
-def _skew(advance: int, unit: int, item: int) -> int:
-    """The SKEW with which 8 windows in a row meet the fewest times in a bank."""
-    def meetings(skew):
-        words = [(g * (advance + skew) * item // 4 + t) % 32 for g in range(8) for t in range(4)]
-        return max(map(words.count, words))
+@dataclasses.dataclass(frozen=True)
+class _Tiling:
+    """A tile of positions, and how its part of x lies in shared memory."""
 
-    return min(range(0, 17 * unit, max(unit, 4 // item)), key=lambda skew: (meetings(skew), skew))
+    tile: tuple[int, ...]
+    unit: int
+    skew: int
+    pitch: int
+    x_rows: int
+    meetings: float  # in a bank, of what is read at once
+
+    @property
+    def elements(self) -> int:
+        return self.x_rows * self.pitch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,9 +356,15 @@ class _Windows:
             return self.shape.item == 2
         return self.rows % self.shape.step == 0
 
+    @functools.cached_property
+    def lead(self) -> int:
+        """Elements before the first window, with which copies of words start at words."""
+        last, channels = self.shape.axes[2], self.shape.problem.C
+        return int(self.pairs and not self.matrices and last.pad_lo * channels % 2 and last.x_size * channels % 2 == 0)
+
     @property
     def run_padded(self) -> int:
-        return _up(self.run, 2) * 2 if self.pairs else self.run
+        return _up(self.run + self.lead, 2) * 2 if self.pairs else self.run
 
     @property
     def gather(self) -> float:
@@ -338,49 +379,81 @@ class _Windows:
         """Elements of x that one copy may read."""
         last, channels = self.shape.axes[2], self.shape.problem.C
         return math.gcd(16 // self.shape.item, last.x_size * channels, tile[3] * last.stride * channels,
-                        last.pad_lo * channels)
+                        last.pad_lo * channels + self.lead)
 
     @functools.cached_property
     def advance(self) -> int:
         return self.shape.axes[2].stride * self.shape.problem.C
 
-    def unit_and_skew(self, tile) -> tuple[int, int]:
-        unit = self.unit(tile)
-        if self.advance * self.shape.item < 32:
-            return math.gcd(unit, self.advance) if self.matrices else unit, 0
-        unit = math.gcd(unit, self.advance)
-        return unit, _skew(self.advance, 16 // self.shape.item if self.matrices else unit, self.shape.item)
-
     def x_rows(self, tile) -> int:
         """Rows of the tile of x."""
         return tile[0] * math.prod((t - 1) * a.stride + a.extent for t, a in zip(tile[1:3], self.shape.axes))
 
-    def tile_elements(self, tile, skew: int, unit: int) -> int:
-        """Elements of the tile of x in shared memory."""
-        axis = self.shape.axes[2]
-        last = _up(((tile[3] - 1) * axis.stride + axis.extent) * self.shape.problem.C, unit) * unit - 1
-        vector = 16 // self.shape.item
-        pitch = _up(last // self.advance * (self.advance + skew) + last % self.advance + 2, vector) * vector
-        return self.x_rows(tile) * pitch
+    def pitch(self, tile, skew: int, unit: int) -> int:
+        """The least X_PITCH."""
+        axis, vector = self.shape.axes[2], 16 // self.shape.item
+        last = _up(((tile[3] - 1) * axis.stride + axis.extent) * self.shape.problem.C + self.lead, unit) * unit - 1
+        if skew:
+            last = last // self.advance * (self.advance + skew) + last % self.advance
+        return _up(last + 2, vector) * vector
 
-    def tile(self, limit: int) -> tuple[tuple[int, ...], int, int, int]:
-        """Of the tiles of at most `limit` positions the cheapest, its UNIT, SKEW and elements of x."""
+    def meetings(self, tile, skew: int, pitch: int) -> float:
+        """How often the words that a warp reads at once meet in a bank."""
+        a0, a1, _ = self.shape.axes
+        row1, item = pitch * a1.stride, self.shape.item
+        row0 = pitch * ((tile[2] - 1) * a1.stride + a1.extent) * a0.stride
+        begins = [(i0 * row0 + i1 * row1 + i2 * (self.advance + skew)) * item // 4
+                  for i0, i1, i2 in itertools.islice(itertools.product(*map(range, tile[1:])), 32)]
+        groups = []
+        for i in range(0, max(len(begins) - 7, 1), 8):
+            rows = begins[i:i + 8]
+            if self.matrices or self.shape.problem.role is Role.Y:
+                groups.append({row + t for row in rows for t in range(4)})
+            elif item == 2:
+                groups.append({row + g for row in rows[::2] for g in range(8)})
+            else:
+                groups.append({row + 2 * g for row in rows[:4] for g in range(8)})
+        banks = [[word % 32 for word in group] for group in groups]
+        return sum(max(map(bank.count, bank)) for bank in banks) / len(banks)
+
+    def tiling(self, tile) -> _Tiling:
+        """The UNIT, SKEW and X_PITCH with which copies are wide and words meet the fewest times."""
+        unit, vector = self.unit(tile), 16 // self.shape.item
+        skewable = math.gcd(unit, self.advance)
+        step = vector if self.matrices else max(skewable, 4 // self.shape.item)
+        skews = [0] if self.advance * self.shape.item < 32 else range(0, 9 * step, step)
+        if self.matrices:
+            unit = skewable
+        options = []
+        for skew in skews:
+            wide = skewable if skew else unit
+            least = self.pitch(tile, skew, wide)
+            for pitch in range(least, least + 8 * vector, vector) if self.x_rows(tile) > 1 else (least,):
+                meetings = self.meetings(tile, skew, pitch)
+                cost = meetings + pitch / self.pitch(tile, 0, unit) - wide / 8 / vector
+                options.append((cost, _Tiling(tile, wide, skew, pitch, self.x_rows(tile), meetings)))
+        return min(options, key=lambda option: option[0])[1]
+
+    def tile(self, limit: int) -> _Tiling:
+        """Of the tiles of at most `limit` positions the cheapest."""
         if limit not in self._tile:
             self._tile[limit] = self._cheapest(limit)
         return self._tile[limit]
 
     def _cheapest(self, limit: int):
-        options = []
-        for tile in _tiles(self.extents, limit):
-            unit, skew = self.unit_and_skew(tile)
-            elements = self.tile_elements(tile, skew, unit)
-            cycles = elements * self.shape.item * _L2_BYTE + elements / unit * _COPY + limit * 2
-            options.append((_blocks(self.extents, tile) * cycles, tile, unit, skew, elements))
-        return min(options)[1:]
+        def cycles(tile):
+            unit = self.unit(tile)
+            elements = self.x_rows(tile) * self.pitch(tile, 0, unit)
+            return _blocks(self.extents, tile) * (
+                elements * (self.shape.item * _L2_BYTE + _COPY / unit)
+                + limit * (2 if tile[3] % 8 == 0 or tile[3] >= 16 else 4))
 
-    def macros(self, tile, unit: int, skew: int) -> dict:
-        return dict(TN=tile[0], T0=tile[1], T1=tile[2], T2=tile[3], RUN=self.run, RUN_PADDED=self.run_padded,
-                    RUNS=self.runs, PAIRS=self.pairs, MATRICES=self.matrices, UNIT=unit, SKEW=skew)
+        return self.tiling(min(_tiles(self.extents, limit), key=cycles))
+
+    def macros(self, t: _Tiling) -> dict:
+        return dict(TN=t.tile[0], T0=t.tile[1], T1=t.tile[2], T2=t.tile[3], RUN=self.run, RUN_PADDED=self.run_padded,
+                    RUNS=self.runs, PAIRS=self.pairs, MATRICES=self.matrices, LEAD=self.lead, UNIT=t.unit,
+                    SKEW=t.skew, X_PITCH=t.pitch)
 
 
 def _pitch(bn: int) -> int:
@@ -404,9 +477,10 @@ def _plans_y(s: _Shape) -> Iterator[tuple[float, Kernel]]:
         wm = warps // wn
         bm, bn = 16 * mf * wm, 8 * nf * wn
         group, wide = s.group(nf, p.K)
-        tile, unit, skew, elements = win.tile(bm)
+        tiling = win.tile(bm)
+        tile, elements = tiling.tile, tiling.elements
         tiles = _blocks(win.extents, tile)
-        gather = steps * wm * wn * (mf * win.gather + 2)
+        gather = steps * wm * wn * (mf * win.gather * tiling.meetings + 2)
         columns = steps * wm * wn * nf / 2 * 4
         multiply = steps * wm * wn * mf * nf * s.product
         written = math.prod(tile) * min(bn, _up(p.K, slices)) * p.out_dtype.itemsize
@@ -419,20 +493,20 @@ def _plans_y(s: _Shape) -> Iterator[tuple[float, Kernel]]:
                 continue
             for x_tiles in (1, 2):
                 shared = (x_tiles * elements + (1 if once else stages) * chunk * _pitch(bn)) * s.item + 4 * (
-                    win.window + 2 * win.x_rows(tile))
+                    win.window + 2 * tiling.x_rows)
                 grid, resident = _grid(tiles, slices, warps, mf * nf, shared)
                 if shared > _MOST_SHARED or (x_tiles == 1 and grid < tiles):
                     continue
-                copy_x = elements / unit * _COPY + elements * s.item * _L2_BYTE
+                copy_x = elements * (_COPY / tiling.unit + s.item * _L2_BYTE)
                 cycles = (max(device, gather + columns, multiply) + stores + copy_x + _TILE
                           + 0.3 * min(device, gather + columns + multiply)
                           + (0 if once else copy_w + _up(win.window, chunk) * 100))
                 cost = _total(tiles, grid, slices, resident, warps, cycles, _BLOCK + (copy_w if once else 0))
-                label = f"y {bm}x{bn} {tile} mf{mf} k{chunk} s{stages} w{warps}"
+                label = f"y {wm}x{wn} warps of {mf}x{nf} {tile} k{chunk} s{stages}"
                 launch = Launch("thin_y", (grid * slices, 1, 1), (32 * warps, 1, 1), shared)
                 yield cost, functools.partial(
                     s.kernel, label, (launch,), WM=wm, WN=wn, MF=mf, NF=nf, GROUP=group, WIDE=wide, SLICES=slices,
-                    CHUNK=chunk, STAGES=stages, X_TILES=x_tiles, **win.macros(tile, unit, skew))
+                    CHUNK=chunk, STAGES=stages, X_TILES=x_tiles, RESIDENT=resident, **win.macros(tiling))
 
 
 def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
@@ -447,47 +521,58 @@ def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
         for limit in (32, 64, 128, 256):
             if limit < s.step * wk:
                 continue
-            tile, unit, skew, elements = win.tile(limit)
-            copies = elements / unit * _COPY
+            tiling = win.tile(limit)
+            tile, elements = tiling.tile, tiling.elements
+            copies = elements / tiling.unit * _COPY
             tiles = _blocks(win.extents, tile)
             positions = _up(math.prod(tile), s.step * wk) * s.step * wk
             fill = positions // s.step
-            shared = max(2 * (elements + positions * _pitch(bn)) * s.item + 4 * (4 * positions + 3 * win.x_rows(tile)),
+            shared = max(2 * (elements + positions * _pitch(bn)) * s.item + 4 * (4 * positions + 3 * tiling.x_rows),
                          wk // 2 * bm * bn * 4)
             if shared > _MOST_SHARED:
                 continue
-            gather = fill * wm * wn * (mf * win.gather + 4)
+            gather = fill * wm * wn * (mf * win.gather * tiling.meetings + 4)
             columns = fill * wm * wn * nf / 2 * 4
             multiply = fill * wm * mf * wn * nf * s.product
             load = (positions * bn + elements) * s.item * _L2_BYTE
             device = (positions * bn + elements / slices) * s.item * _DEVICE_BYTE / row_slices
             cycles = max(load, device, gather + columns, multiply) + 0.3 * min(load, gather + columns + multiply)
             cycles += copies * 0.5 + 300
-            for resident in range(1, min(2, _SHARED // (shared + 1024)) + 1):
+            for resident in range(1, min(2, _SHARED // (shared + 1024), _REGISTERS // (256 * _registers(mf * nf))) + 1):
                 splits = max(1, min(tiles, _PROCESSORS * resident // (slices * row_slices)))
                 splits = _up(tiles, _up(tiles, splits))
                 blocks = splits * slices * row_slices
                 size = win.rows * p.K
+                lanes = max(n for n in (1, 2, 4, 8) if n <= _up(splits, 4))
                 add = (splits * size * 8 * _L2_BYTE / _PROCESSORS + 4000) if splits > 1 else 0
                 cost = (_up(blocks, _PROCESSORS) * _up(tiles, splits) * cycles * (1 if resident > 1 else 1.15)
                         + 2 * _BLOCK + wk * bm * bn / 32 + add)
-                label = f"w {bm}x{bn} {tile} k{wk} p{splits}"
+                label = f"w {wm}x{wn}x{wk} warps of {mf}x{nf} {tile} p{splits}"
                 launches = (Launch("thin_w", (blocks, 1, 1), (256, 1, 1), shared),)
                 if splits > 1:
-                    launches += (Launch("thin_w_sum", (_up(size, 32), 1, 1), (32, 16, 1)),)
+                    launches += (Launch("thin_w_sum", (_up(size * lanes, 256), 1, 1), (256, 1, 1)),)
                 yield cost, functools.partial(
                     s.kernel, label, launches, workspace=4 * splits * size if splits > 1 else 0,
                     WM=wm, WN=wn, WK=wk, MF=mf, NF=nf, SLICES=slices, ROW_SLICES=row_slices, SPLITS=splits,
-                    **win.macros(tile, unit, skew))
+                    SUM_LANES=lanes, RESIDENT=resident, **win.macros(tiling))
 
 
+_PIPELINE = ("CHUNK", "STAGES", "X_TILES", "RESIDENT")
 _PLANS = {Role.X: _plans_x, Role.Y: _plans_y, Role.W: _plans_w}
 
 
 @functools.lru_cache(maxsize=1024)
-def _best(problem: ConvProblem, strict: bool, most: int = 3) -> tuple[Kernel, ...]:
+def _best(problem: ConvProblem, strict: bool, most: int = 4) -> tuple[Kernel, ...]:
     plans = sorted(_PLANS[problem.role](_Shape(problem, strict)), key=lambda plan: plan[0])
-    return tuple(make() for _, make in plans[:most])
+    kernels: dict[tuple, Kernel] = {}
+    for _, make in plans:
+        if len(kernels) == most:
+            break
+        # Depths of the pipeline make less of a difference than tiles: of those the first.
+        different = tuple(value for name, value in make.keywords.items() if name not in _PIPELINE)
+        if different not in kernels:
+            kernels[different] = make()
+    return tuple(kernels.values())
 
 
 def _strict(problem: ConvProblem, policy: Policy) -> bool:
@@ -514,8 +599,10 @@ def why_not(problem: ConvProblem, policy: Policy) -> str | None:
         return f"there are {problem.rank} spatial axes"
     if 0 in (*problem.shape(Role.X), *problem.shape(Role.Y), *problem.shape(Role.W)):
         return "a tensor is empty"
-    if max(math.prod(problem.shape(r)) for r in Role) // max(problem.C, 1) >= 2**31:
+    if max(problem.N * math.prod(a.size(r) for a in problem.geometry) for r in (Role.X, Role.Y)) >= 2**31:
         return "there are 2**31 positions or more"
+    if (problem.geometry[-1].x_size + problem.geometry[-1].extent) * problem.C >= 2**30:
+        return "a row of x has 2**30 elements or more"
     if not _best(problem, _strict(problem, policy)):
         return "the tile of a block does not fit shared memory"
     return None
