@@ -148,13 +148,13 @@ def jax_row(layer: Layer, dtype: str, only=None) -> dict:
     def run(name, role, i):
         return programs[name, role][0](*operands(name, role, i))
 
-    outputs, calls = {}, {}
+    outputs, first, calls = {}, {}, {}
     for key, (program, _) in programs.items():
         if isinstance(program, Exception):
             continue
         start = time.time()
         outputs[key] = jax.block_until_ready(run(*key, 0))
-        once = time.time() - start
+        once = first[key] = time.time() - start
         calls[key] = max(2, min(2 * sets, int(0.2 / max(once, 1e-4)), 30))
         calls[key] = max(calls[key], 3) if once < 1 else 2
     if on_gpu:
@@ -165,7 +165,7 @@ def jax_row(layer: Layer, dtype: str, only=None) -> dict:
     else:
         events = {}
         times = timing.wall_times({key: functools.partial(lambda key: jax.block_until_ready(run(*key, 0)), key)
-                                   for key in outputs})
+                                   for key in outputs}, first)
     row = {"id": layer.id, "klass": layer.klass, "dtype": dtype, "floor_us": floor_us(layer, dtype) if on_gpu else None,
            "times": {}, "errors": {}, "compile_s": {}, "failed": {}, "kernels": {}}
     for (name, role), (program, seconds) in programs.items():
@@ -246,9 +246,12 @@ def _torch_layout(torch, layer: Layer, dtype: str, layout: str, device: str) -> 
     names = {role: f"torch_{layout}/{role}" for role in functions}
     if device == "cpu":
         calls = {names[role]: functools.partial(function, *buffers[0]) for role, function in functions.items()}
-        for call in calls.values():
+        first = {}
+        for name, call in calls.items():
+            start = time.time()
             call()
-        return timing.wall_times(calls)
+            first[name] = time.time() - start
+        return timing.wall_times(calls, first)
     times = {}
     for role, function in functions.items():
         torch.cuda.synchronize()

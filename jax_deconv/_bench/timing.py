@@ -51,26 +51,22 @@ def per_call(events, calls: int) -> float | None:
     return statistics.median(spans) if each < len(events) or calls == 1 else spans[0] / calls
 
 
-def wall_times(calls: Mapping[str, Callable], seconds: float = 1.0) -> dict[str, float]:
-    """Microseconds of calls that wait for their result, all of them called before.
+def wall_times(calls: Mapping[str, Callable], first: Mapping[str, float], seconds: float = 1.0) -> dict[str, float]:
+    """Microseconds of calls that wait for their result, whose first runs took so many seconds.
 
     They run in turn, round after round, so that noise is shared; the minimum counts.
     """
-    def timed(call) -> float:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
-    begin = time.perf_counter()
-    best = {name: timed(call) for name, call in calls.items()}
-    names = [name for name, once in best.items() if once < 1]  # what takes so long need not be exact
-    for _ in range(30):
-        if time.perf_counter() - begin > seconds:
+    best = {name: once for name, once in first.items() if once > 1}  # far from any bar: once is enough
+    names, begin = [name for name in calls if name not in best], time.perf_counter()
+    for number in range(30):
+        if number and time.perf_counter() - begin > seconds:
             break
         for name in names:
-            best[name] = min(best[name], timed(calls[name]))
+            start = time.perf_counter()
+            calls[name]()
+            best[name] = min(best.get(name, math.inf), time.perf_counter() - start)
         names.reverse()  # each goes first now and then
-    return {name: 1e6 * value for name, value in best.items()}
+    return {name: 1e6 * best[name] for name in calls}
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
