@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_deconv import _ffi
-from jax_deconv.lowering import cudnn
+from jax_deconv import Policy, _ffi, activations
+from jax_deconv.lowering import cudnn, select
+from jax_deconv.lowering.epilogue import Epilogue
 from jax_deconv.lowering.plan import Plan
+from jax_deconv.policy import resolve
 from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 
 PLUGIN = any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13))
@@ -114,7 +116,7 @@ def test_groups_dilation_and_precision_reach_the_call():
 
 def test_a_plan_reaches_the_call():
     p = problem(Role.Y)
-    hlo = compiled(cudnn.build(p, POLICY, Plan("cudnn", 7, (2, 5), 0)), *map(p.shape, GIVEN[p.role]))
+    hlo = compiled(cudnn.build(p, POLICY, Plan(engine=7, knobs=(2, 5))), *map(p.shape, GIVEN[p.role]))
     for attribute in ("engine = 7", "knobs = dense<[2, 5]>", "u8[0]"):
         assert attribute in hlo
 
@@ -172,3 +174,22 @@ def test_odd_paddings_are_cut_off(pad_lo):
     assert targets(hlo) == ["jax_deconv_x"]
     assert not re.search(r"padding=\d+_\d+_[1-9]", hlo)
     assert "convolution" not in operations(hlo)
+
+
+def test_kernels_of_ours_are_one_call_too():
+    """A depthwise layer: the call names its source, and what it needs is compiled where it runs."""
+    p = dataclasses.replace(problem(Role.X), G=64, C=1, K=1)
+    policy = resolve(None)
+    hlo = compiled(select.build(p, policy=policy, platform="cuda"), *map(p.shape, GIVEN[p.role]))
+    assert targets(hlo) == ["jax_deconv_kernel"]
+    assert _ffi.SOURCES["depthwise.cu"] in hlo and "convolution" not in operations(hlo)
+
+
+def test_an_epilogue_is_part_of_a_kernel():
+    p = problem(Role.X, kernel=2, pad_lo=0)
+    policy = resolve(Policy(algorithm="gemm"))
+    epilogue = Epilogue(bias=True, activation=activations.leaky_relu(0.2))
+    hlo = compiled(select.build(p, policy=policy, platform="cuda", epilogue=epilogue), *map(p.shape, GIVEN[p.role]),
+                   (p.G * p.C,))
+    assert targets(hlo) == ["jax_deconv_kernel"] and "-DBIAS=1" in hlo and "v<0.f?0.2" in hlo
+    assert not {"add", "multiply", "select"} & set(operations(hlo))

@@ -530,7 +530,7 @@ def test_sharded_training(types, policy):
 # ---- a backward policy ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", [None, "elu", "gelu", jnp.sin], ids=str)
+@pytest.mark.parametrize("activation", [None, "elu", "gelu", jnp.sin], ids=["none", "elu", "gelu", "sin"])
 def test_backward_policy(activation):
     """The derivative, by convolutions that have the other policy; no forward mode."""
     backward = jax_deconv.Policy(precision="highest", deterministic=True)

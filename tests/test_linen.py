@@ -112,7 +112,7 @@ def test_promote_dtype_is_called_as_in_flax():
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize("activation, function", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation, function", ACTIVATIONS, ids=["leaky_relu", "gelu", "sin"])
 def test_activation(activation, function, use_bias):
     """In one call with the bias, and no parameter of its own."""
     settings = dict(features=4, kernel_size=(3,), strides=2, use_bias=use_bias,

@@ -95,7 +95,7 @@ def test_metadata():
     assert (layer.kernel.note, layer.bias.note) == ("k", "b")
 
 
-@pytest.mark.parametrize("activation, function", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation, function", ACTIVATIONS, ids=["leaky_relu", "gelu", "sin"])
 def test_activation(activation, function):
     settings = dict(features=4, kernel_size=(3,), strides=2)
     plain, layer = (make(c, settings, 3, **more) for c, more in ((nnx.ConvTranspose, {}),

@@ -54,7 +54,8 @@ def test_the_module_links_against_no_nvidia_library():
 @native
 def test_targets():
     registrations = _ffi.native.registrations()
-    assert set(registrations) == {"jax_deconv_x", "jax_deconv_y", "jax_deconv_w", "jax_deconv_time"}
+    assert set(registrations) == {"jax_deconv_x", "jax_deconv_y", "jax_deconv_w", "jax_deconv_kernel",
+                                  "jax_deconv_time"}
     for name, stages in registrations.items():
         # Nothing at instantiation: programs compile where there is no cuDNN.
         assert set(stages) == ({"execute"} if name == "jax_deconv_time" else {"initialize", "execute"})
@@ -79,7 +80,7 @@ def test_attributes_decode():
             p = problem(role)
             operands = [np.ones(p.shape(r), np.float32) for r in GIVEN[role]]
             for run in (lambda: cudnn.build(p, POLICY)(*operands),
-                        lambda: cudnn.measure(p, POLICY, [Plan("cudnn", 1, (2, 3), 64), Plan()])):
+                        lambda: cudnn.measure(p, POLICY, [Plan(engine=1, knobs=(2, 3), workspace=64), Plan()])):
                 try:
                     jax.block_until_ready(run())
                 except jax.errors.JaxRuntimeError as error:
