@@ -557,7 +557,6 @@ def _plans_w(s: _Shape) -> Iterator[tuple[float, Kernel]]:
                     SUM_LANES=lanes, RESIDENT=resident, **win.macros(tiling))
 
 
-_PIPELINE = ("CHUNK", "STAGES", "X_TILES", "RESIDENT")
 _PLANS = {Role.X: _plans_x, Role.Y: _plans_y, Role.W: _plans_w}
 
 
@@ -568,8 +567,9 @@ def _best(problem: ConvProblem, strict: bool, most: int = 4) -> tuple[Kernel, ..
     for _, make in plans:
         if len(kernels) == most:
             break
-        # Depths of the pipeline make less of a difference than tiles: of those the first.
-        different = tuple(value for name, value in make.keywords.items() if name not in _PIPELINE)
+        # The count of cycles is rough: kernels that are worth a trial differ in the shape of a block.
+        macros = make.keywords
+        different = macros["WM"] * macros["WN"], macros.get("WK"), macros["MF"]
         if different not in kernels:
             kernels[different] = make()
     return tuple(kernels.values())
