@@ -395,6 +395,7 @@ def test_operators_refuse():
          r"grad_output.*\(2, 3, 3, 3\)"),
         (lambda: compat.cudnn_convolution_backward_input((2, 4, 8, 8), dy, w, *common), r"grad_output.*\(2, 3, 4, 4\)"),
         (lambda: compat.cudnn_convolution_backward_weight(w.shape, dy[:1], x, *common), "grad_output"),
+        (lambda: compat.cudnn_convolution_transpose_backward_weight(w.shape, x, dy[:1], *common), "^input must have"),
         (lambda: compat.cudnn_convolution_backward(x, dy, w, *common, (True,)), "output_mask.*2"),
         (lambda: compat.cudnn_convolution_backward(x, dy, w, *common, (1, 0)), "output_mask"),
         (lambda: compat.convolution_backward(dy, x, w, (4,), 2, 1, 1, False, 0, 1, (True,) * 3), r"bias_sizes.*\(3,\)"),

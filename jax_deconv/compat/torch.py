@@ -55,15 +55,13 @@ def cudnn_policy(benchmark: bool | None = None, deterministic: bool | None = Non
                   precision={True: "default", False: "highest", None: None}[allow_tf32])
 
 
-def _batched(name: str, input, weight, rank: int | None):
-    """The input with a batch axis, and the number of axes that its result has too many."""
+def _batched(name: str, input, weight, rank: int):
+    """The input with a batch axis."""
     api.check_arrays(input=input, weight=weight)
-    if rank is None or input.ndim == rank + 2:
-        return input, 0
-    if input.ndim != rank + 1:
+    if input.ndim not in (rank + 1, rank + 2):
         raise ValueError(f"input of {name} must have {rank + 2} axes, or {rank + 1} without a batch; got shape "
                          f"{input.shape}")
-    return input[None], 1
+    return input if input.ndim == rank + 2 else input[None]
 
 
 def _make_conv_transpose(rank: int):
@@ -74,7 +72,7 @@ def _make_conv_transpose(rank: int):
         output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1, *, output_size: Sequence[int] | None = None,
         policy: Policy | None = None,
     ) -> jax.Array:
-        batched, extra = _batched(name, input, weight, rank)
+        batched = _batched(name, input, weight, rank)
         if output_size is not None and hasattr(output_size, "__len__"):
             if len(output_size) not in (rank, input.ndim):
                 raise ValueError(f"output_size must have {rank} elements, or {input.ndim} with batch and channels; got "
@@ -83,7 +81,7 @@ def _make_conv_transpose(rank: int):
         placement = conventions.torch_conv_transpose(
             batched.shape, weight.shape, stride, padding, output_padding, groups, dilation, output_size)
         out = api.forward(Role.X, placement, batched, weight, bias=bias, policy=resolve(policy))
-        return out[0] if extra else out
+        return out if input.ndim == rank + 2 else out[0]
 
     conv_transpose.__name__ = conv_transpose.__qualname__ = name
     conv_transpose.__doc__ = f"""`torch.nn.functional.{name}`.
@@ -141,14 +139,14 @@ def _make_conv(rank: int):
         padding: Sizes | str = 0, dilation: Sizes = 1, groups: int = 1, *, padding_mode: str = "zeros",
         policy: Policy | None = None,
     ) -> jax.Array:
-        batched, extra = _batched(name, input, weight, rank)
+        batched = _batched(name, input, weight, rank)
         # Checked as it is, whatever it is padded with.
         placement = conventions.torch_conv(batched.shape, weight.shape, stride, padding, dilation, groups)
         if padding_mode != "zeros":
             batched = _pad(batched, conventions.torch_padding(weight.shape, padding, stride, dilation), padding_mode)
             placement = conventions.torch_conv(batched.shape, weight.shape, stride, 0, dilation, groups)
         out = api.forward(Role.Y, placement, batched, weight, bias=bias, policy=resolve(policy))
-        return out[0] if extra else out
+        return out if input.ndim == rank + 2 else out[0]
 
     conv.__name__ = conv.__qualname__ = name
     conv.__doc__ = f"""`torch.nn.functional.{name}`, and the padding modes of `torch.nn.Conv{rank}d`.
@@ -224,8 +222,9 @@ def cudnn_convolution_transpose(
     return api.forward(Role.X, placement, input, weight, policy=resolve(policy))
 
 
-def _gradient(target: Role, placement: Placement, operands: dict, shapes: dict, policy: Policy | None) -> jax.Array:
-    return api.gradient(target, placement, operands, shapes, policy=resolve(policy), name="grad_output")
+def _gradient(target: Role, placement: Placement, operands: dict, shapes: dict, policy: Policy | None,
+              name: str = "grad_output") -> jax.Array:
+    return api.gradient(target, placement, operands, shapes, policy=resolve(policy), name=name)
 
 
 def cudnn_convolution_backward_input(
@@ -302,8 +301,10 @@ def cudnn_convolution_transpose_backward_weight(
     (4, 6, 3, 3)
     """
     api.check_arrays(grad_output=grad_output, input=input)
-    return cudnn_convolution_backward_weight(weight_size, input, grad_output, padding, stride, dilation, groups,
-                                             benchmark, deterministic, allow_tf32)
+    placement = conventions.torch_conv(grad_output.shape, weight_size, stride, padding, dilation, groups)
+    return _gradient(Role.W, placement, {Role.X: grad_output, Role.Y: input},
+                     {Role.X: grad_output.shape, Role.W: tuple(weight_size)},
+                     cudnn_policy(benchmark, deterministic, allow_tf32), "input")
 
 
 def _gradients(role: Role, placement: Placement, input, grad_output, weight, mask, policy: Policy) -> tuple:
