@@ -25,7 +25,7 @@ from layers import layers, shapes
 
 from jax_deconv._bench import report
 from jax_deconv._bench.peers import ROLES, jax_row, torch_row
-from jax_deconv._bench.timing import geometric_mean, kernel_times, per_call  # noqa: F401 (models.py has them from here)
+from jax_deconv._bench.timing import geometric_mean
 
 SETS = {"core": layers, "shapes": shapes}
 
