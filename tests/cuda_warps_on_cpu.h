@@ -52,6 +52,10 @@ template <int BYTES> void copy_async(unsigned to, const void* from, bool there) 
   if (there) std::memcpy(shared_memory + to, from, BYTES);
   else std::memset(shared_memory + to, 0, BYTES);
 }
+template <int BYTES> void store_words(void* to, const unsigned* v) {
+  require(reinterpret_cast<size_t>(to) % BYTES == 0, "a store to a wrong address");
+  std::memcpy(to, v, BYTES);
+}
 inline void copy_async_commit() {}
 template <int> void copy_async_wait() {}
 

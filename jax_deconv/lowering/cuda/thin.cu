@@ -29,7 +29,7 @@
 //   SLICES              parts of the columns that are blocks of their own
 //   CHUNK, STAGES       role x: channels of y, role y: rows of w in one stage of the pipeline; its depth
 //   M2, V0.. NV0..      role x: positions of y that a row advances on the last axis; smallest v and number of them
-//   COLUMNS             role x: columns of one (p0, p1), padded to a multiple of 8
+//   COLUMNS             role x: columns of one (p0, p1), or more to begin the next at a fragment
 //   SLICED              role x: 1: the tile of w is the columns of the slice for each v, 0: all of w
 //   WIDE                one store may write all of a lane's columns
 //   RUN, RUN_PADDED, RUNS   roles y, w: elements of a window that are neighbours in x, and the number of such runs
@@ -122,18 +122,14 @@ __device__ __forceinline__ void copy_rows(IN* tile, const IN* matrix, int rows, 
 
 // Values in a row, rounded, with one store.
 template <int COUNT> __device__ __forceinline__ void store(OUT* to, const float (&v)[COUNT]) {
-  if constexpr (sizeof(OUT) == 4) {
-    static_assert(COUNT == 2 || COUNT == 4, "");
-    if constexpr (COUNT == 2) *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
-    else *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-  } else {
-    unsigned r[COUNT / 2];
+  constexpr int WORDS = COUNT * sizeof(OUT) / 4;
+  unsigned r[WORDS];
 #pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) r[i] = pack<OUT>(v[2 * i], v[2 * i + 1]);
-    if constexpr (COUNT == 2) *reinterpret_cast<unsigned*>(to) = r[0];
-    else if constexpr (COUNT == 4) *reinterpret_cast<uint2*>(to) = make_uint2(r[0], r[1]);
-    else *reinterpret_cast<uint4*>(to) = make_uint4(r[0], r[1], r[2], r[3]);
+  for (int i = 0; i < WORDS; i++) {
+    if constexpr (sizeof(OUT) == 4) r[i] = __float_as_uint(v[i]);
+    else r[i] = pack<OUT>(v[2 * i], v[2 * i + 1]);
   }
+  store_words<4 * WORDS>(to, r);
 }
 
 __device__ __forceinline__ float finish(float v, const OUT* bias, int channel) {
