@@ -40,8 +40,9 @@ def _clip(x, lo, hi):
 class _Definition:
     """A row of the table.
 
-    `push(out, tangent, *parameters)` is the tangent of the result, from the result; None where the result
-    does not tell the slope.  `cuda` is an expression in a float `v`, its parameters by number; NaN in, NaN out.
+    `push(out, tangent, *parameters)` is the tangent of the result, from the result in the type that it has; None
+    where the result does not tell the slope.  `cuda` is an expression in a float `v`, its parameters by number; NaN
+    in, NaN out.
     """
 
     function: Callable
@@ -50,21 +51,33 @@ class _Definition:
     integers: bool = False  # whether it makes integers of integers
 
 
+def _wide(push: Callable) -> Callable:
+    """The same of the result in the tangent's type: for slopes that are computed."""
+    return lambda out, t, *parameters: push(out.astype(t.dtype), t, *parameters)
+
+
+def _push_clipped(out, t, lo, hi):
+    """What was clipped is a bound rounded to the result's type, or not rounded where XLA skips that."""
+    with np.errstate(over="ignore"):
+        rounded_lo, rounded_hi = (float(np.asarray(bound).astype(out.dtype)) for bound in (lo, hi))
+    wide = out.astype(t.dtype)
+    return jnp.where((wide > max(lo, rounded_lo)) & (wide < min(hi, rounded_hi)), t, 0)
+
+
 _TABLE = {
     "relu": _Definition(
         jax.nn.relu, lambda out, t: jnp.where(out > 0, t, 0), "(v < 0.f ? 0.f : v)", integers=True),
     "relu6": _Definition(
         lambda x: _clip(x, 0, 6), lambda out, t: jnp.where((out > 0) & (out < 6), t, 0),
         "(v < 0.f ? 0.f : v > 6.f ? 6.f : v)", integers=True),
-    "clipped": _Definition(
-        _clip, lambda out, t, lo, hi: jnp.where((out > lo) & (out < hi), t, 0),
-        "(v < {0} ? {0} : v > {1} ? {1} : v)", integers=True),
+    "clipped": _Definition(_clip, _push_clipped, "(v < {0} ? {0} : v > {1} ? {1} : v)", integers=True),
     "leaky_relu": _Definition(
         jax.nn.leaky_relu, lambda out, t, slope: jnp.where(out >= 0, t, slope * t), "(v < 0.f ? {0} * v : v)"),
     "elu": _Definition(
-        jax.nn.elu, lambda out, t, alpha: jnp.where(out > 0, 1, out + alpha) * t, "(v > 0.f ? v : {0} * expm1f(v))"),
-    "tanh": _Definition(jnp.tanh, lambda out, t: (1 - out) * (1 + out) * t, "tanhf(v)"),
-    "sigmoid": _Definition(jax.nn.sigmoid, lambda out, t: out * (1 - out) * t, "(1.f / (1.f + expf(-v)))"),
+        jax.nn.elu, _wide(lambda out, t, alpha: jnp.where(out > 0, 1, out + alpha) * t),
+        "(v > 0.f ? v : {0} * expm1f(v))"),
+    "tanh": _Definition(jnp.tanh, _wide(lambda out, t: (1 - out) * (1 + out) * t), "tanhf(v)"),
+    "sigmoid": _Definition(jax.nn.sigmoid, _wide(lambda out, t: out * (1 - out) * t), "(1.f / (1.f + expf(-v)))"),
     "silu": _Definition(jax.nn.silu, None, "(v / (1.f + expf(-v)))"),
     "gelu": _Definition(
         jax.nn.gelu, None, "(.5f * v * (1.f + tanhf(.7978845608f * (v + .044715f * v * v * v))))"),
@@ -82,6 +95,10 @@ class Activation:
 
     name: str
     parameters: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        if self.name not in tuple(_TABLE):
+            raise ValueError(f"name must be one of {', '.join(_TABLE)}; got {self.name!r}")
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Of its argument's type; narrow floats are rounded once."""
@@ -109,6 +126,9 @@ class Activation:
     def check(self, dtype) -> None:
         """Raises a TypeError where it does not make elements of this type of themselves."""
         if jnp.issubdtype(dtype, jnp.floating):
+            limit = float(jnp.finfo(compute_dtype(dtype)).max)
+            if not all(abs(p) <= limit for p in self.parameters):
+                raise TypeError(f"activation {self} must have parameters that {compute_dtype(dtype)} can hold")
             return
         if not jnp.issubdtype(dtype, jnp.integer) or not _TABLE[self.name].integers:
             raise TypeError(f"activation {self} is not defined for a result of type {dtype}")
@@ -126,9 +146,8 @@ def _push(activation: Activation) -> Callable:
     row = _TABLE[activation.name]
 
     def push(saved, tangent):
-        saved = saved.astype(tangent.dtype)
         if row.push is None:
-            return jax.jvp(activation, (saved,), (tangent,))[1]
+            return jax.jvp(activation, (saved.astype(tangent.dtype),), (tangent,))[1]
         return row.push(saved, tangent, *activation.parameters)
 
     # Else reverse mode would keep the slope, too, which costs less to compute than to read.

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an attack on the package once broke."""
 
+import json
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_deconv
+from jax_deconv import activations, compat, tuning, weights
+from jax_deconv.lowering.plan import Plan
 from jax_deconv.policy import Policy, resolve
+from jax_deconv.problem import Axis, ConvProblem, Role
 
 LHS, RHS = jnp.ones((2, 4, 3)), jnp.ones((3, 3, 5))
 
@@ -122,3 +128,119 @@ def test_environment_variables_are_named(monkeypatch, name, text):
     monkeypatch.setenv(f"JAX_DECONV_{name}", text)
     with pytest.raises(ValueError, match=f"JAX_DECONV_{name}='{text}'"):
         conv_transpose(LHS, RHS)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("policy", [None, Policy(backward=Policy())], ids=["", "backward_policy"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_is_clipped_at_a_bound_that_its_type_rounds_has_no_gradient(dtype, policy, wrap):
+    values, one = jnp.asarray([[-5.0], [0.0], [5.0]], dtype), jnp.ones((1, 1), dtype)
+    for lo, hi in ((-0.3, 0.3), (-0.7, 0.7), (-0.1, 0.9)):
+        function = lambda v: jax_deconv.conv_transpose(  # noqa: B023
+            v, one, (), [], activation=activations.clipped(lo, hi), policy=policy).astype(jnp.float32).sum()  # noqa: B023
+        shifted = lambda v: jax_deconv.conv_transpose(  # noqa: B023
+            v, one, (), [], activation=activations.clipped(1 + lo, 1 + hi), policy=policy,  # noqa: B023
+            bias=jnp.ones(1, dtype)).astype(jnp.float32).sum()
+        for f in (function, shifted):
+            _, gradient = wrap(jax.value_and_grad(f))(values)
+            np.testing.assert_array_equal(gradient.ravel(), [0, 1, 0])
+
+
+def test_activations_that_there_are_not():
+    with pytest.raises(ValueError, match="name must be one of relu, .*'swish'"):
+        activations.Activation("swish")
+    with pytest.raises(TypeError, match="clipped.*must have parameters that float32 can hold"):
+        conv_transpose(LHS, RHS, activation=activations.clipped(-1e300, 1e300))
+
+
+SMALL_IMAGE, SMALL_KERNEL = np.ones((2, 4, 6, 6), np.float32), np.ones((4, 3, 3, 3), np.float32)
+
+
+def test_sizes_may_be_numpy_arrays():
+    """Also where a string or nothing may stand."""
+    two, one = np.array([2, 2]), np.array([1, 1])
+    assert compat.torch.conv2d(SMALL_IMAGE, np.ones((3, 4, 3, 3), np.float32), None, two, one).shape == (2, 3, 3, 3)
+    assert compat.mxnet.deconvolution(SMALL_IMAGE, SMALL_KERNEL, kernel=np.array([3, 3]), stride=two, pad=one, adj=[],
+                                      num_filter=3, no_bias=1).shape == (2, 3, 11, 11)
+    assert compat.torch.cudnn_convolution_backward_input(
+        np.array([2, 4, 6, 6]), np.ones((2, 3, 4, 4), np.float32), np.ones((3, 4, 3, 3), np.float32),
+        0, 1, 1, 1, True, False, True).shape == (2, 4, 6, 6)
+
+
+_CONV = np.ones((3, 4, 3, 3), np.float32)
+_CUDNN = (0, 1, 1, 1, True, False, True)
+
+
+@pytest.mark.parametrize("name, call", [
+    ("convention", lambda: weights.import_kernel(SMALL_KERNEL, [])),
+    ("cudnn_tune", lambda: compat.mxnet.tuning_policy([])),
+    ("padding_mode", lambda: compat.torch.conv2d(SMALL_IMAGE, _CONV, padding=1, padding_mode=["reflect"])),
+    ("auto_pad", lambda: compat.onnx.conv_transpose(SMALL_IMAGE, SMALL_KERNEL, auto_pad=np.array([1, 2]))),
+    ("opset", lambda: compat.onnx.conv_transpose(SMALL_IMAGE, SMALL_KERNEL, auto_pad="SAME_UPPER", opset=None)),
+    ("input_size", lambda: compat.torch.cudnn_convolution_backward_input(5, SMALL_IMAGE, _CONV, *_CUDNN)),
+    ("input_size", lambda: compat.torch.cudnn_convolution_backward_input(
+        (2, 4, 6.0, 6.0), SMALL_IMAGE, _CONV, *_CUDNN)),
+    ("weight_size", lambda: compat.torch.cudnn_convolution_backward_weight(None, SMALL_IMAGE, SMALL_IMAGE, *_CUDNN)),
+    ("weight_size", lambda: compat.torch.cudnn_convolution_transpose_backward_weight(
+        (4, 3, -3, 3), SMALL_IMAGE, SMALL_IMAGE, *_CUDNN)),
+    ("bias_sizes", lambda: compat.torch.convolution_backward(
+        np.ones((2, 3, 8, 8), np.float32), SMALL_IMAGE, SMALL_KERNEL, 3, 1, 0, 1, True, 0, 1, (True,) * 3)),
+    ("alpha", lambda: compat.torch.cudnn_convolution_add_relu(
+        SMALL_IMAGE, _CONV, np.ones((2, 3, 4, 4), np.float32), "two", None, 1, 0, 1, 1)),
+    ("alpha", lambda: compat.torch.cudnn_convolution_add_relu(
+        SMALL_IMAGE.astype(int), _CONV.astype(int), np.ones((2, 3, 4, 4), int), 0.5, None, 1, 0, 1, 1)),
+    ("input and z", lambda: compat.torch.cudnn_convolution_add_relu(
+        SMALL_IMAGE, _CONV, np.ones((2, 3, 4, 4), np.float16), None, None, 1, 0, 1, 1)),
+])
+def test_arguments_of_compat_are_named(name, call):
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
+        call()
+
+
+def test_an_alpha_does_not_widen():
+    image, kernel, z = (jnp.ones(s, jnp.bfloat16) for s in ((2, 4, 6, 6), (3, 4, 3, 3), (2, 3, 4, 4)))
+    out = compat.torch.cudnn_convolution_add_relu(image, kernel, z, np.float32(-4), None, 1, 0, 1, 1)
+    assert out.dtype == jnp.bfloat16 and (out == 32).all()
+
+
+_PLAN = {"algorithm": "cudnn", "engine": 1, "knobs": [], "workspace": 0}
+
+
+@pytest.mark.parametrize("content", [
+    "[", "[" * 100_000, "5", "\0\xff", {"plans": []}, {"plans": None}, {"plans": 5}, {}, {"plans": {"k": 5}},
+    {"plans": {"k": _PLAN | {"knobs": 5}}}, {"plans": {"k": _PLAN | {"engine": float("inf")}}}],
+    ids=lambda content: repr(content)[:50])
+def test_a_store_that_is_no_store(tmp_path, content):
+    path = tmp_path / "store.json"
+    text = content if isinstance(content, str) else json.dumps({"format": tuning.FORMAT} | content)
+    path.write_bytes(text.encode("latin1"))
+    store, choice = tuning.Store(path, {"format": tuning.FORMAT}), tuning.Choice(Plan(), "timed", 2.0)
+    assert store.get("k") is None
+    store.put("new", choice)
+    assert tuning.Store(path, {}).get("new").plan == choice.plan
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".lock"}
+
+
+def test_a_store_that_can_be_neither_read_nor_written(tmp_path):
+    store = tuning.Store(tmp_path, {"format": tuning.FORMAT})  # a folder
+    store.put("new", tuning.Choice(Plan(), "timed", 2.0))
+    assert store.get("new").plan == Plan()
+
+
+@pytest.mark.parametrize("plan", [Plan("gemm", "a variant of old"), Plan("dense", "5"), Plan("dense", "x"),
+                                  Plan("phase", "x"), Plan("winograd")], ids=str)
+def test_plans_that_are_no_more(monkeypatch, tmp_path, plan):
+    """A store that another version wrote: they count as not there."""
+    axis = Axis(x_size=8, y_size=4, kernel=2, stride=2)
+    problem = ConvProblem(Role.X, 2, 4, 8, 8, (axis,), np.dtype("float32"), np.dtype("float32"))
+    store = tuning.Store(tmp_path / "store.json", {"format": tuning.FORMAT})
+    device = types.SimpleNamespace(compute_capability="9.0", local_hardware_id=0)
+    monkeypatch.setattr(tuning.Store, "of", lambda device: store)
+    monkeypatch.setattr(tuning, "local_device", lambda: device)
+    monkeypatch.setattr(tuning, "_heuristic", lambda *_: None)
+    policy = resolve(Policy(autotune="cached"))
+    choose = lambda: tuning.choose(problem, policy, may_time=False, algorithms=tuning.ALGORITHMS)
+    store.put(tuning.describe(problem, policy), tuning.Choice(Plan("dense", "4"), "timed", 2.0))
+    assert choose().reason == "stored"
+    store.put(tuning.describe(problem, policy), tuning.Choice(plan, "timed", 2.0))
+    assert choose().reason == "modelled"
