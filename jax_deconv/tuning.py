@@ -16,7 +16,6 @@ import functools
 import json
 import logging
 import math
-import os
 import pathlib
 import re
 import tempfile
@@ -88,12 +87,20 @@ def choose(problem: ConvProblem, policy: Policy, *, may_time: bool, algorithms: 
         store, key = Store.of(device), describe(problem, policy)
         choice = store.get(key)
         if (choice is not None and choice.plan.algorithm in algorithms
-                and choice.plan.workspace <= cudnn.workspace_limit(policy)):
+                and choice.plan.workspace <= cudnn.workspace_limit(policy)
+                and _exists(problem, policy, device, choice.plan)):
             return choice
         if policy.autotune == "full" and may_time and (choice := _timed(problem, policy, device, algorithms)):
             store.put(key, choice)
             return choice
     return Choice(_modelled(problem, policy, device, algorithms), "modelled")
+
+
+def _exists(problem: ConvProblem, policy: Policy, device, plan: Plan) -> bool:
+    """Whether a plan is still one of its algorithm's: another version may have kept it."""
+    if plan.algorithm in kernels.FAMILIES:
+        return plan in kernels.plans(plan.algorithm, problem, policy, device)
+    return plan.algorithm not in TRANSFORMS or plan.variant in TRANSFORMS[plan.algorithm].variants(problem)
 
 
 def local_device() -> jax.Device | None:
@@ -262,10 +269,10 @@ class Store:
         if entry is None:
             return None
         try:
-            plan = Plan(entry["algorithm"], entry.get("variant", ""), int(entry["engine"]),
+            plan = Plan(str(entry["algorithm"]), str(entry.get("variant", "")), int(entry["engine"]),
                         tuple(map(int, entry["knobs"])), int(entry["workspace"]))
             return Choice(plan, "stored", float(entry.get("microseconds", math.nan)))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             _log.warning("%s: the entry of %r is not a plan", self.path, key)
             return None
 
@@ -286,23 +293,23 @@ class Store:
             stat = self.path.stat()
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if fresh or stamp != self._stamp:
+                self._stamp = stamp  # also of a file that cannot be read: one warning is enough
                 content = json.loads(self.path.read_text())
-                self._plans = content["plans"] if content.get("format") == FORMAT else {}
-                self._stamp = stamp
+                self._plans = dict(content["plans"]) if content.get("format") == FORMAT else {}
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             _log.warning("%s cannot be read: %s", self.path, error)
-            self._plans = {}
         return self._plans
 
     def _write(self, plans: dict) -> None:
         lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(entry)}" for key, entry in sorted(plans.items()))
         header = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in self._header.items())
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-            file.write(f"{{\n{header}  \"plans\": {{\n{lines}\n  }}\n}}\n")
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, self.path)
+        with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
+            file = pathlib.Path(folder, self.path.name)
+            file.write_text(f"{{\n{header}  \"plans\": {{\n{lines}\n  }}\n}}\n")
+            file.chmod(0o644)
+            file.replace(self.path)
 
     @contextlib.contextmanager
     def _locked(self):
