@@ -480,9 +480,9 @@ def torch_padding(weight_shape, padding, stride=1, dilation=1) -> tuple[tuple[in
     """The (low, high) padding of each axis of a convolution; of an odd total the high side has more."""
     kernel = weight_shape[2:]
     rank = len(kernel)
-    if padding == "valid":
+    if isinstance(padding, str) and padding == "valid":
         padding = 0
-    elif padding == "same":
+    elif isinstance(padding, str) and padding == "same":
         strides = _torch_each("stride", stride, rank)
         if any(s != 1 for s in strides):
             raise ValueError(f"padding='same' needs stride 1; got stride={stride!r}")
@@ -511,10 +511,12 @@ def onnx_conv_transpose(x_shape, w_shape, auto_pad="NOTSET", dilations=None, gro
         _same_kernel("kernel_shape", kernel_shape, rank, w_shape[2:], "W")
     extra = integers("output_padding", (0,) * rank if output_padding is None else output_padding, rank, 0)
     _check_extra("output_padding", extra, strides=given.strides, dilations=given.dilation)
-    if auto_pad not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
+    if not isinstance(auto_pad, str) or auto_pad not in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"):
         raise ValueError(f"auto_pad must be 'NOTSET', 'SAME_UPPER', 'SAME_LOWER' or 'VALID'; got {auto_pad!r}")
     if pads is not None and auto_pad != "NOTSET":
         raise ValueError(f"pads and auto_pad exclude each other; got pads={pads!r} and auto_pad={auto_pad!r}")
+    if not is_integer(opset) or opset < 1:
+        raise ValueError(f"opset must be an integer >= 1; got {opset!r}")
     explicit = integers("pads", (0,) * 2 * rank if pads is None else pads, 2 * rank, 0)
     if output_shape is not None:
         wanted = integers("output_shape", output_shape, rank, 1)
@@ -544,7 +546,8 @@ def mxnet_deconvolution(data_shape, weight_shape, kernel, stride=None, dilate=No
     axes = _Axes.of(rank, *(("NC*", KERNEL_ORDERS["mxnet"]) if first else ("N*C", MXNET_CHANNELS_LAST)))
 
     def each(name, value, default):
-        return per_axis(name, default if value is None or value == () else value, rank, default)
+        empty = value is None or hasattr(value, "__len__") and len(value) == 0
+        return per_axis(name, default if empty else value, rank, default)
 
     given = _Arguments(names, data_shape, weight_shape, axes, each("stride", stride, 1), each("dilate", dilate, 1),
                        group_count(num_group, "num_group"))

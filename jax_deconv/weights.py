@@ -80,7 +80,7 @@ def _placements(kernel, convention, groups, operation, transpose_kernel, dimensi
     if rank < 0:
         raise ValueError(f"kernel must have at least 2 axes; got shape {kernel.shape}")
     groups = group_count(groups, "groups")
-    if convention not in KERNEL_ORDERS:
+    if convention not in tuple(KERNEL_ORDERS):
         raise ValueError(f"convention must be one of {tuple(KERNEL_ORDERS)}; got {convention!r}")
     if layout is not None and convention != "mxnet":
         raise ValueError(f"layout must be None with convention={convention!r}; got {layout!r}")

@@ -38,7 +38,7 @@ def tuning_policy(cudnn_tune: str | None = None, workspace: int = 512, cudnn_off
     """
     tunes = {None: Policy(), "off": Policy(autotune="off"), "fastest": Policy(autotune="full"),
              "limited_workspace": Policy(autotune="full", workspace_limit=workspace)}
-    if cudnn_tune not in tunes:
+    if cudnn_tune not in tuple(tunes):
         raise ValueError(f"cudnn_tune must be one of {tuple(tunes)}; got {cudnn_tune!r}")
     return tunes[cudnn_tune].over(Policy(algorithm="xla") if cudnn_off else Policy())
 
@@ -81,7 +81,7 @@ def deconvolution(
     (8, 10, 9, 4)
     """
     api.check_arrays(data=data, weight=weight)
-    if no_bias is not (bias is None):
+    if bool(no_bias) is not (bias is None):
         raise ValueError("bias must be given with no_bias=False and left out with no_bias=True; got "
                          f"{'none' if bias is None else 'one'} and no_bias={no_bias!r}")
     placement = conventions.mxnet_deconvolution(

@@ -11,6 +11,7 @@ Source of the conventions: PyTorch 2.13, `torch.nn.functional`, `torch.nn` and t
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import jax
@@ -122,7 +123,7 @@ _PADDING_MODES = {"reflect": ("reflect", -1), "replicate": ("edge", None), "circ
 
 
 def _pad(input, pads, mode: str):
-    if mode not in _PADDING_MODES:
+    if mode not in tuple(_PADDING_MODES):
         raise ValueError(f"padding_mode must be 'zeros', {', '.join(map(repr, _PADDING_MODES))}; got {mode!r}")
     numpy_mode, beyond = _PADDING_MODES[mode]
     if beyond is not None and any(isinstance(n, int) and max(p) > n + beyond for n, p in zip(input.shape[2:], pads)):
@@ -242,9 +243,10 @@ def cudnn_convolution_backward_input(
     (8, 6, 6, 6)
     """
     api.check_arrays(grad_output=grad_output, weight=weight)
+    input_size = conventions.integers("input_size", input_size, weight.ndim, 0)
     placement = conventions.torch_conv(input_size, weight.shape, stride, padding, dilation, groups)
     return _gradient(Role.X, placement, {Role.Y: grad_output, Role.W: weight},
-                     {Role.X: tuple(input_size), Role.W: weight.shape},
+                     {Role.X: input_size, Role.W: weight.shape},
                      cudnn_policy(benchmark, deterministic, allow_tf32))
 
 
@@ -263,9 +265,10 @@ def cudnn_convolution_backward_weight(
     (4, 6, 3, 3)
     """
     api.check_arrays(grad_output=grad_output, input=input)
+    weight_size = conventions.integers("weight_size", weight_size, input.ndim, 0)
     placement = conventions.torch_conv(input.shape, weight_size, stride, padding, dilation, groups)
     return _gradient(Role.W, placement, {Role.X: input, Role.Y: grad_output},
-                     {Role.X: input.shape, Role.W: tuple(weight_size)},
+                     {Role.X: input.shape, Role.W: weight_size},
                      cudnn_policy(benchmark, deterministic, allow_tf32))
 
 
@@ -301,9 +304,10 @@ def cudnn_convolution_transpose_backward_weight(
     (4, 6, 3, 3)
     """
     api.check_arrays(grad_output=grad_output, input=input)
+    weight_size = conventions.integers("weight_size", weight_size, input.ndim, 0)
     placement = conventions.torch_conv(grad_output.shape, weight_size, stride, padding, dilation, groups)
     return _gradient(Role.W, placement, {Role.X: grad_output, Role.Y: input},
-                     {Role.X: grad_output.shape, Role.W: tuple(weight_size)},
+                     {Role.X: grad_output.shape, Role.W: weight_size},
                      cudnn_policy(benchmark, deterministic, allow_tf32), "input")
 
 
@@ -397,7 +401,7 @@ def convolution_backward(
     else:
         role, placement = Role.Y, conventions.torch_conv(input.shape, weight.shape, stride, padding, dilation, groups)
     channels = placement.channels(role, weight.shape)
-    if bias_sizes is not None and tuple(bias_sizes) != (channels,):
+    if bias_sizes is not None and conventions.integers("bias_sizes", bias_sizes, 1, 0) != (channels,):
         raise ValueError(f"bias_sizes must be {(channels,)}, one for each channel of the result; got {bias_sizes!r}")
     api.check_cotangent(placement, grad_output, {GIVEN[role][0]: input.shape, Role.W: weight.shape}, "grad_output")
     gradients = _gradients(role, placement, input, grad_output, weight, pair, policy)
@@ -432,9 +436,15 @@ def cudnn_convolution_add_relu(
     50.0
     """
     api.check_arrays(input=input, weight=weight)
+    api.check_arrays(input=input, z=z)
     placement = conventions.torch_conv(input.shape, weight.shape, stride, padding, dilation, groups)
     expected = placement.result_shape(Role.Y, {Role.X: input.shape, Role.W: weight.shape})
-    if getattr(z, "shape", None) != expected:
-        raise ValueError(f"z must have the shape of the result, {expected}; got {getattr(z, 'shape', z)}")
-    return api.forward(Role.Y, placement, input, weight, bias=bias, residual=z if alpha is None else alpha * z,
-                        activation="relu", policy=resolve(None))
+    if z.shape != expected:
+        raise ValueError(f"z must have the shape of the result, {expected}; got {z.shape}")
+    if alpha is not None:
+        if not (isinstance(alpha, numbers.Number) or hasattr(alpha, "dtype")) or (
+                jnp.issubdtype(z.dtype, jnp.integer) and not conventions.is_integer(alpha)):
+            raise TypeError(f"alpha must be None or a number that z's type, {z.dtype}, can hold; got {alpha!r}")
+        z = jnp.asarray(alpha, z.dtype) * z
+    return api.forward(Role.Y, placement, input, weight, bias=bias, residual=z, activation="relu",
+                       policy=resolve(None))
