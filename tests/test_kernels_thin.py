@@ -270,6 +270,20 @@ def test_values_of_bfloat16(role, n, c, k, geometry, tmp_path):
 
 
 @compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kernel", [4, 8])
+def test_windows_of_one_chunk(kernel, dtype, tmp_path):
+    """A stage is a tile then, and what is loaded first must not be two."""
+    dtype = np.dtype(jnp.dtype(dtype))
+    problem = ConvProblem(Role.Y, 1, 1, 16, 48, (Axis(4 * 31 + kernel, 32, kernel, 4), Axis(5, 5, 1)), dtype, dtype)
+    plans = [plan() for _, plan in thin._PLANS[Role.Y](thin._Shape(problem, False))]
+    assert all(macros(plan)["STAGES"] == 2 for plan in plans if macros(plan)["CHUNK"] >= 16 * kernel)
+    plan = next(plan for plan in plans if macros(plan)["X_TILES"] == 2 and macros(plan)["CHUNK"] == 16 * kernel)
+    one_block = dataclasses.replace(plan.launches[0], grid=(macros(plan)["SLICES"], 1, 1))  # of several tiles
+    check(problem, dataclasses.replace(plan, launches=(one_block,)), TOLERANCE[dtype.name], tmp_path)
+
+
+@compiler
 @pytest.mark.parametrize("role", [Role.X, Role.Y])
 def test_bias_and_activation(role, tmp_path):
     problem = ConvProblem(role, 2, 1, 3, 21, (Axis(9, 4, 3, 2),), np.dtype(np.float32), np.dtype(np.float32))

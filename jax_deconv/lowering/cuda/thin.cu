@@ -367,6 +367,7 @@ thin_x(const IN* y, const IN* w, const OUT* bias, OUT* out, char*) {
   int* const y_rows = reinterpret_cast<int*>(w_tiles + W_STAGES * W_ROWS * PITCH);  // [2, POSITIONS]
   int* const slots = y_rows + 2 * POSITIONS;                                        // [DISTANCES, BN]
 
+  static_assert(STAGES - 1 <= CHUNKS, "what is loaded first is one tile, whose rows are tabulated");
   const Lane at;
   const int wm = at.warp % WM, wn = at.warp / WM;
   const int slice = blockIdx.x % SLICES, stride = gridDim.x / SLICES;
@@ -570,6 +571,7 @@ thin_y(const IN* x, const IN* w, const OUT* bias, OUT* out, char*) {
   int* const offsets = reinterpret_cast<int*>(w_tiles + W_STAGES * CHUNK * B_PITCH);  // [WINDOW]
   int* const x_rows = offsets + WINDOW;                                               // [2, X_ROWS]
 
+  static_assert(STAGES - 1 <= CHUNKS, "what is loaded first is one tile, whose rows are tabulated");
   const Lane at;
   const int wm = at.warp % WM, wn = at.warp / WM;
   const int first_column = blockIdx.x % SLICES * BN, stride = gridDim.x / SLICES;

@@ -487,10 +487,10 @@ def _plans_y(s: _Shape) -> Iterator[tuple[float, Kernel]]:
         device = (written + elements * s.item / slices / 1.2) * _DEVICE_BYTE
         stores = bm * bn / (2 * group if wide else 1) / 32 * 2.5
         copy_w = win.window * bn / 2 * _COPY + win.window * bn * s.item * _L2_BYTE
-        for chunk, stages in ((win.window, 2), (128, 2), (128, 3), (64, 2), (64, 3)):
+        # Where all of w is loaded once, a stage is a tile: two at a time.
+        parts = ((chunk, stages) for chunk, stages in ((128, 2), (128, 3), (64, 2), (64, 3)) if chunk < win.window)
+        for chunk, stages in ((win.window, 2), *parts):
             once = chunk == win.window
-            if chunk >= win.window and not once:
-                continue
             for x_tiles in (1, 2):
                 shared = (x_tiles * elements + (1 if once else stages) * chunk * _pitch(bn)) * s.item + 4 * (
                     win.window + 2 * tiling.x_rows)
