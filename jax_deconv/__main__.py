@@ -97,6 +97,8 @@ def _function(text: str) -> Callable:
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    if not callable(function):
+        raise argparse.ArgumentTypeError(f"{text!r} is no function; it is {function!r:.100}")
     return function
 
 

@@ -50,6 +50,7 @@ def test_explain(capsys):
     (["explain", "net"], "expected module:function; got 'net'"),
     (["explain", f"{__name__}:nothing"], "nothing"),
     (["explain", "no_such_module:net"], "no_such_module"),
+    (["explain", f"{__name__}:TINY"], "is no function"),
     (["explain", f"{__name__}:net", "float32(2,8)"], "expected a type and a shape, e.g. float32[8,16]; got "),
     (["explain", f"{__name__}:net", "number[2,8]"], "got 'number[2,8]'"),
     (["bench", "--input", "1,8,8,4"], "needs --input N,...,C, --kernel and --features"),
@@ -83,11 +84,17 @@ def test_layer_files(tmp_path):
     path.write_text('[{"id": "b", "batch": 1, "size": 3}]')
     with pytest.raises(ValueError, match="layers.json: layer b: .*size"):
         layers.read(path)
+    path.write_text("5")
+    with pytest.raises(ValueError, match="layers.json: expected a list of layers; got 5"):
+        layers.read(path)
 
 
 @pytest.mark.parametrize("fields, message", [
     (dict(groups=3), "groups must divide in_channels and out_channels, 8 and 4; got 3"),
     (dict(stride=(2,)), r"stride must have one number for each of the 2 axes of in_spatial; got \[2\]"),
+    (dict(stride=(2, 0)), r"stride must have integers >= 1; got \(2, 0\)"),
+    (dict(padding=(-1, 0)), r"padding must have integers >= 0; got \(-1, 0\)"),
+    (dict(batch=0.5), "batch must have integers >= 1; got 0.5"),
     (dict(padding=(9, 9)), r"must not be empty; got out_spatial=\[-4, -6\]"),
 ])
 def test_bad_layers(fields, message):

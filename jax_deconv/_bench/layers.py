@@ -50,7 +50,11 @@ class Layer:
             if len(value) != self.rank or None in value:
                 raise ValueError(f"{name} must have one number for each of the {self.rank} axes of in_spatial; "
                                  f"got {list(getattr(self, name))}")
-        if self.groups < 1 or self.in_channels % self.groups or self.out_channels % self.groups:
+        for name in ("batch", "in_channels", "out_channels", "groups", "in_spatial", *defaults):
+            value, least = getattr(self, name), 0 if "padding" in name else 1
+            if not all(isinstance(n, int) and n >= least for n in (value if isinstance(value, tuple) else (value,))):
+                raise ValueError(f"{name} must have integers >= {least}; got {value!r}")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
             raise ValueError(f"groups must divide in_channels and out_channels, {self.in_channels} and "
                              f"{self.out_channels}; got {self.groups}")
         if min(self.out_spatial, default=1) < 1:
@@ -124,7 +128,10 @@ def read(path: str | pathlib.Path) -> list[Layer]:
       ValueError: a row is not a layer.
     """
     layers = []
-    for number, row in enumerate(json.loads(pathlib.Path(path).read_text())):
+    rows = json.loads(pathlib.Path(path).read_text())
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: expected a list of layers; got {rows!r:.100}")
+    for number, row in enumerate(rows):
         try:
             layers.append(Layer(**row))
         except (TypeError, ValueError) as error:
