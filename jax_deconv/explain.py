@@ -111,7 +111,7 @@ def explain(function: Callable, *, platform: str | None = None, **options) -> Ca
       Printed, it is a table.  Times are in microseconds of one device; the floor is that of `benchmarks/gpu.py`.
 
     Raises:
-      ValueError: `platform` is another one.
+      ValueError, TypeError: `platform` is another one, or `function` is none.
 
     Example:
 
@@ -128,13 +128,16 @@ def explain(function: Callable, *, platform: str | None = None, **options) -> Ca
     if platform not in (None, "cpu", "cuda"):
         raise ValueError(f'platform must be None, "cpu" or "cuda"; got {platform!r}')
 
-    @functools.wraps(function)
-    def fresh(*args, **kwargs):  # JAX keeps what it lowered, by function
-        return function(*args, **kwargs)
+    if not callable(function):
+        raise TypeError(f"function must be callable; got {function!r}")
 
     @functools.wraps(function)
     def explained(*args, **kwargs) -> Explanation:
         calls: dict[tuple, Call] = {}
+
+        @functools.wraps(function)
+        def fresh(*args, **kwargs):  # JAX keeps what it lowered, by function
+            return function(*args, **kwargs)
 
         def watcher(choice, **call):
             calls.setdefault(tuple(call.values()), Call(choice=choice, **call))

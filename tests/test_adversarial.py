@@ -203,6 +203,13 @@ def test_an_alpha_does_not_widen():
     assert out.dtype == jnp.bfloat16 and (out == 32).all()
 
 
+def test_what_was_explained_is_explained_again():
+    explained = jax_deconv.explain(jax.jit(conv_transpose), platform="cpu")
+    assert [len(explained(LHS, RHS)) for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(TypeError, match="function must be callable; got 5"):
+        jax_deconv.explain(5)
+
+
 _PLAN = {"algorithm": "cudnn", "engine": 1, "knobs": [], "workspace": 0}
 
 
