@@ -2,11 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Enough of CUDA to run a kernel's source on a CPU, in place of common.cuh: the threads of a block are contexts that
-// take turns at its barriers.  Slow, for values only.
+// take turns at its barriers, in another order each time, so that one which relies on an order shows.  Slow, for values
+// only.
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #define __device__
@@ -69,6 +73,7 @@ static const void *operand_a, *operand_b, *bias_operand;
 static void* result;
 static char* scratch;
 static std::vector<bool> done;
+static std::minstd_rand random_order;
 
 static void thread_main() {
   entry(operand_a, operand_b, bias_operand, result, scratch);
@@ -91,9 +96,12 @@ extern "C" void launch(KernelEntry kernel, unsigned grid, unsigned block, const 
       threads[k].uc_link = &scheduler;
       makecontext(&threads[k], thread_main, 0);
     }
+    std::vector<unsigned> order(block);
+    std::iota(order.begin(), order.end(), 0);
     for (bool busy = true; busy;) {
       busy = false;
-      for (unsigned k = 0; k < block; ++k)
+      std::shuffle(order.begin(), order.end(), random_order);
+      for (unsigned k : order)
         if (!done[k]) {
           threadIdx.x = k, running = &threads[k];
           swapcontext(&scheduler, running);

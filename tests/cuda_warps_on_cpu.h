@@ -1,8 +1,9 @@
 // Copyright 2026 The jax_deconv authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What cuda_on_cpu.h lacks for kernels that multiply on tensor cores.  Copies are done at once, and all lanes of a
-// warp meet at what they do together: each leaves its part, and after a turn of all threads takes what the others left.
+// What cuda_on_cpu.h lacks for kernels that multiply on tensor cores.  Copies are done when they are waited for and
+// leave NaN until then, and all lanes of a warp meet at what they do together: each leaves its part, and after a turn of
+// all threads takes what the others left.
 
 #pragma once
 #include "cuda_on_cpu.h"
@@ -46,18 +47,39 @@ namespace jd {
 
 inline unsigned shared_address(const void* p) { return unsigned(static_cast<const char*>(p) - shared_memory); }
 
+struct Copy {
+  unsigned to;
+  const void* from;  // null: zeros
+  int bytes;
+};
+static std::vector<std::vector<Copy>> copies[1024];  // the groups of each thread, oldest first, the last one open
+
 template <int BYTES> void copy_async(unsigned to, const void* from, bool there) {
   require(to % BYTES == 0 && to + BYTES <= shared_bytes, "a copy to a wrong place in shared memory");
   require(!there || reinterpret_cast<size_t>(from) % BYTES == 0, "a copy from a wrong address");
-  if (there) std::memcpy(shared_memory + to, from, BYTES);
-  else std::memset(shared_memory + to, 0, BYTES);
+  std::memset(shared_memory + to, 0xff, BYTES);
+  auto& groups = copies[threadIdx.x];
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({to, there ? from : nullptr, BYTES});
+}
+inline void copy_async_commit() {
+  auto& groups = copies[threadIdx.x];
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+template <int PENDING> void copy_async_wait() {
+  auto& groups = copies[threadIdx.x];
+  for (; groups.size() > PENDING + 1; groups.erase(groups.begin())) {
+    for (const Copy& copy : groups.front()) {
+      if (copy.from) std::memcpy(shared_memory + copy.to, copy.from, copy.bytes);
+      else std::memset(shared_memory + copy.to, 0, copy.bytes);
+    }
+  }
 }
 template <int BYTES> void store_words(void* to, const unsigned* v) {
   require(reinterpret_cast<size_t>(to) % BYTES == 0, "a store to a wrong address");
   std::memcpy(to, v, BYTES);
 }
-inline void copy_async_commit() {}
-template <int> void copy_async_wait() {}
 
 struct Part { unsigned address, a[4], b[2]; };
 static Part parts[1024];
