@@ -253,7 +253,7 @@ def _check_gradient(cotangent, name: str, operand, shape_name: str, shape) -> Sh
     except TypeError as error:
         raise TypeError(f"cotangent must have the type of {name}, {operand.dtype}, or one that it may be given as "
                         f"preferred_element_type; got {cotangent.dtype}") from error
-    return conventions.integers(shape_name, shape, operand.ndim, 0)
+    return conventions.integers(shape_name, shape, operand.ndim, 0, symbolic=True)
 
 
 def _result_type(dtype, preferred_element_type):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
+from jax import export, lax
 
 from jax_deconv.problem import AXES, GIVEN, Axis, Geometry, Role, letter_sizes, shape
 
@@ -85,16 +85,16 @@ class Names(NamedTuple):
     groups: str = "feature_group_count (groups)"
 
 
-def integers(name: str, value, length: int, least: int) -> tuple[int, ...]:
-    """A sequence of `length` integers, each at least `least`."""
+def integers(name: str, value, length: int, least: int, symbolic: bool = False) -> tuple[int, ...]:
+    """A sequence of `length` integers, each at least `least`; of a whole shape some may be `symbolic`."""
     expected = f"a sequence of {length} integers >= {least}"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be {expected}; got {value!r}")
     try:
-        result = tuple(map(operator.index, value))
+        result = tuple(v if symbolic and export.is_symbolic_dim(v) else operator.index(v) for v in value)
     except TypeError as error:
         raise TypeError(f"{name} must be {expected}; got {value!r}") from error
-    if len(result) != length or any(v < least for v in result):
+    if len(result) != length or any(isinstance(v, int) and v < least for v in result):
         raise ValueError(f"{name} must be {expected}; got {value!r}")
     return result
 
@@ -627,7 +627,7 @@ def tensorflow_conv_transpose(input_shape, filters_shape, output_shape, strides,
 
     given = _Arguments(names, input_shape, filters_shape, axes, each("strides", strides),
                        each("dilations", 1 if dilations is None else dilations), 1)
-    batch, channels, *wanted = _take(integers("output_shape", output_shape, rank + 2, 0), axes.out)
+    batch, channels, *wanted = _take(integers("output_shape", output_shape, rank + 2, 0, symbolic=True), axes.out)
     expected = input_shape[axes.lhs[0]], filters_shape[axes.rhs[1]]
     if (batch, channels) != expected:
         raise ValueError(f"output_shape must have the input's batch and the filters' output channels, {expected}; got "

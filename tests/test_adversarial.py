@@ -99,6 +99,20 @@ def test_export_with_symbolic_sizes(lhs, rhs):
     np.testing.assert_array_equal(exported.call(LHS, RHS), conv_transpose(LHS, RHS))
 
 
+@pytest.mark.parametrize("function", [
+    lambda y, dy: jax_deconv.conv_transpose_data_gradient(dy, RHS, y.shape, (2,), "SAME", accumulate_into=y),
+    lambda y, dy: compat.tensorflow.conv_transpose(y, RHS.swapaxes(1, 2), dy.shape, 2),
+    lambda y, dy: compat.torch.cudnn_convolution_backward_input(
+        dy.swapaxes(1, 2).shape, y.swapaxes(1, 2), RHS.transpose(1, 2, 0), 1, 2, 1, 1, True, False, True),
+], ids=["gradient", "tensorflow", "torch"])
+def test_shapes_may_have_symbolic_sizes(function):
+    scope, = jax.export.symbolic_shape("s")
+    arrays = LHS, jnp.ones((2, 8, 5))
+    exported = jax.export.export(jax.jit(function))(
+        *(jax.ShapeDtypeStruct((scope, *a.shape[1:]), a.dtype) for a in arrays))
+    np.testing.assert_allclose(exported.call(*arrays), function(*arrays), rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [None, 5, "abc", (2, 4, 3.0), (2, -4, 3), (2, 4)])
 def test_shapes_that_are_none(shape):
     with pytest.raises((TypeError, ValueError), match="lhs_shape must be a sequence of 3 integers"):

@@ -243,7 +243,7 @@ def cudnn_convolution_backward_input(
     (8, 6, 6, 6)
     """
     api.check_arrays(grad_output=grad_output, weight=weight)
-    input_size = conventions.integers("input_size", input_size, weight.ndim, 0)
+    input_size = conventions.integers("input_size", input_size, weight.ndim, 0, symbolic=True)
     placement = conventions.torch_conv(input_size, weight.shape, stride, padding, dilation, groups)
     return _gradient(Role.X, placement, {Role.Y: grad_output, Role.W: weight},
                      {Role.X: input_size, Role.W: weight.shape},
@@ -265,7 +265,7 @@ def cudnn_convolution_backward_weight(
     (4, 6, 3, 3)
     """
     api.check_arrays(grad_output=grad_output, input=input)
-    weight_size = conventions.integers("weight_size", weight_size, input.ndim, 0)
+    weight_size = conventions.integers("weight_size", weight_size, input.ndim, 0, symbolic=True)
     placement = conventions.torch_conv(input.shape, weight_size, stride, padding, dilation, groups)
     return _gradient(Role.W, placement, {Role.X: input, Role.Y: grad_output},
                      {Role.X: input.shape, Role.W: weight_size},
@@ -304,7 +304,7 @@ def cudnn_convolution_transpose_backward_weight(
     (4, 6, 3, 3)
     """
     api.check_arrays(grad_output=grad_output, input=input)
-    weight_size = conventions.integers("weight_size", weight_size, input.ndim, 0)
+    weight_size = conventions.integers("weight_size", weight_size, input.ndim, 0, symbolic=True)
     placement = conventions.torch_conv(grad_output.shape, weight_size, stride, padding, dilation, groups)
     return _gradient(Role.W, placement, {Role.X: grad_output, Role.Y: input},
                      {Role.X: grad_output.shape, Role.W: weight_size},
