@@ -54,6 +54,9 @@ _PROMISING = 1.4
 TRANSFORMS = {"phase": phase, "dense": dense}
 #: All that may compute a problem on a GPU but XLA.
 ALGORITHMS = ("cudnn", *TRANSFORMS, *kernels.FAMILIES)
+#: What is chosen unasked.  `dense` multiplies what lies in one group by zeros of another, where an infinity or a NaN
+#: would cross over: from one member of a vmapped ensemble to the next, say.
+UNASKED = tuple(name for name in ALGORITHMS if name != "dense")
 
 
 @dataclasses.dataclass(frozen=True)

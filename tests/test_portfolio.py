@@ -16,7 +16,7 @@ import oracle
 import pytest
 
 from jax_deconv import Policy, _ffi, policy, tuning
-from jax_deconv.lowering import cost, cudnn, dense, kernels, phase, xla
+from jax_deconv.lowering import cost, cudnn, dense, kernels, phase, select, xla
 from jax_deconv.lowering.plan import Plan
 from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 
@@ -86,6 +86,19 @@ def test_policy_names_every_algorithm():
     for name in (*tuning.ALGORITHMS, "xla"):
         assert Policy(algorithm=name).algorithm == name
     assert set(policy._ALGORITHMS) == {*tuning.ALGORITHMS, "xla"}
+
+
+def test_groups_are_merged_on_request_only(monkeypatch):
+    """A NaN in one group would reach those that it is merged with."""
+    asked = []
+    monkeypatch.setattr(tuning, "why_not", lambda name, problem, policy: asked.append(name) or "it is a test")
+    with pytest.warns(UserWarning, match="XLA computes"):
+        select.build(DEPTHWISE, policy=POLICY, platform="cuda")
+    assert set(asked) == set(tuning.ALGORITHMS) - {"dense"}
+    asked.clear()
+    with pytest.raises(ValueError, match="dense"):
+        select.build(DEPTHWISE, policy=dataclasses.replace(POLICY, algorithm="dense"), platform="cuda")
+    assert asked == ["dense"]
 
 
 DEPTHWISE = ConvProblem(Role.X, 16, 64, 1, 1, (Axis(128, 64, 4, 2, 1, 1),) * 2, np.dtype("bfloat16"),

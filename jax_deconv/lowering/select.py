@@ -56,7 +56,7 @@ def choose(problem: ConvProblem, policy: Policy, *, platform: str | None, may_ti
     form = xla.form_name(problem, platform)
     if policy.algorithm == "xla":
         return xla_because("the policy says so", form)
-    names = tuning.ALGORITHMS if policy.algorithm is None else (policy.algorithm,)
+    names = tuning.UNASKED if policy.algorithm is None else (policy.algorithm,)
     elsewhere = f"the program is for {platform or 'another platform'}, not for cuda"
     reasons = {name: tuning.why_not(name, problem, policy) if platform == "cuda" else elsewhere for name in names}
     if able := [name for name, reason in reasons.items() if reason is None]:
