@@ -289,14 +289,26 @@ def depthwise(p: ConvProblem, precision, a, b):
 
     if p.role is Role.Y and count <= 2 * UNROLL:
         w = b.reshape(count, p.G).astype(wide)
-
-        def sums(x):
-            x = _pad(x.astype(wide), pads)
-            return functools.reduce(jnp.add, (window(x, tap) * w[tap] for tap in range(count)))
-
-        if all(v.stride == 1 for v in p.geometry) or not isinstance(p.N, int):
-            return sums(a)
-        # A strided read of an image that is in the cache costs half of one that is not.
-        return lax.map(lambda x: sums(x[None])[0], a)
+        if all(v.stride == 1 for v in p.geometry):
+            x = _pad(a.astype(wide), pads)
+            parts = (window(x, tap) * w[tap] for tap in range(count))
+        else:
+            # The padded copy of a large x would cost more than to pad every product.
+            parts = (_pad(part * w[tap], ends) for tap in range(count)
+                     for part, ends in [_inside(p.geometry, a.astype(wide), tap)])
+        return functools.reduce(jnp.add, parts)
 
     return (split_taps if p.role is Role.X and can_split(p) else taps)(p, precision, a, b)
+
+
+def _inside(geometry, x, tap):
+    """`_window` of x without its padding, and the zeros around it that make it as large as y."""
+    cut, ends = [slice(None)], [(0, 0)]
+    for v, start in zip(geometry, _starts(geometry, tap)):
+        shift = start - v.pad_lo  # y[i] meets x[i * stride + shift]
+        first = min(max(0, -(shift // v.stride)), v.y_size)
+        stop = max(min(v.y_size, (v.x_size - 1 - shift) // v.stride + 1), first)
+        begin = first * v.stride + shift
+        cut.append(slice(begin, begin + (stop - first) * v.stride, v.stride) if stop > first else slice(0, 0))
+        ends.append((first, v.y_size - stop))
+    return x[tuple(cut)], ends

@@ -68,7 +68,8 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
         alike = p.rank == 2 and kernel <= forms.UNROLL and (positions < 128 or _waste(p) > 1.25)
         # Where dots gain little, `conv`: it reads the kernel as the user stored it, and they copy it.
         return forms.conv if alike or narrow and p.rank < 3 else dots
-    if positions < 256:  # both copy the kernel here, and dots less of it at a time
+    # Both copy the kernel here, and dots less of it at a time; but in 1D the stride is taken out by a reshape.
+    if positions < 256 and (kernel <= forms.UNROLL or p.rank > 1):
         return forms.taps if kernel <= forms.UNROLL else dots
     if p.rank == 3 or not overlap:
         return dots
