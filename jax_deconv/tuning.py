@@ -57,6 +57,8 @@ ALGORITHMS = ("cudnn", *TRANSFORMS, *kernels.FAMILIES)
 #: What is chosen unasked.  `dense` multiplies what lies in one group by zeros of another, where an infinity or a NaN
 #: would cross over: from one member of a vmapped ensemble to the next, say.
 UNASKED = tuple(name for name in ALGORITHMS if name != "dense")
+#: Of these what is chosen only where its values have been checked, since its present form is new.
+_CHECKED = ("thin",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +201,8 @@ def _predicted(problem: ConvProblem, policy: Policy, algorithms: Sequence[str]) 
 
 def _modelled(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Plan:
     """The plan that the models favour."""
+    if policy.algorithm is None:
+        algorithms = [name for name in algorithms if name not in _CHECKED]
     for _, name, variant in _predicted(problem, policy, algorithms):
         if name in kernels.FAMILIES:
             plans = kernels.plans(name, problem, policy, device)

@@ -117,6 +117,7 @@ def test_models_prefer_what_measured_faster(cudnn_takes_all, monkeypatch):
 
     assert favourite(DEPTHWISE) == "depthwise"
     assert favourite(DENSE) == "cudnn"
+    assert favourite(dataclasses.replace(DENSE, C=1)) != "thin"  # which is not chosen unchecked
     assert cost.cudnn(DEPTHWISE, POLICY) > 10 * cost.floor(DEPTHWISE, POLICY)
     assert cost.floor(DENSE, POLICY) == pytest.approx(2 * DENSE.macs / 790e6)
 
