@@ -57,7 +57,7 @@ def first_step(name, conv_transpose):
     return result, report["input_gradients"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ("dcgan", "bigvgan", "unet3d"))  # batch norm, groups, three dimensions
 def test_both_classes_compute_the_same(name):
     import models
     import models_flax
