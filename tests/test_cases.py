@@ -345,7 +345,8 @@ def test_42_not_positive(variant):
     (name, value), = variant.items()
     with pytest.raises(ValueError) as caught:
         ours(case, **{"strides": [1]} | variant)(**tensors(case))
-    assert {"strides": "strides", "dilation": "rhs_dilation", "groups": "feature_group_count"}[name] in str(caught.value)
+    argument = {"strides": "strides", "dilation": "rhs_dilation", "groups": "feature_group_count"}[name]
+    assert argument in str(caught.value)
     assert str(value if isinstance(value, int) else value[0]) in str(caught.value)
 
 
