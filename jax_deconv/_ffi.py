@@ -36,14 +36,12 @@ def library_directories() -> list[str]:
 _KERNELS = pathlib.Path(__file__).parent / "lowering" / "cuda"
 
 
-def _source(name: str) -> str:
-    """The text that is compiled: what the kernels share, then a family's own."""
-    return (_KERNELS / "common.cuh").read_text() + (_KERNELS / name).read_text()
-
+# What is compiled: what the kernels share, then a family's own.
+_COMMON = (_KERNELS / "common.cuh").read_text()
+_TEXTS = {path.name: _COMMON + path.read_text() for path in sorted(_KERNELS.glob("*.cu"))}
 
 #: The families' sources, as programs name them: with a digest, so that none runs another version's.
-SOURCES = {path.name: f"{path.name}@{hashlib.sha256(_source(path.name).encode()).hexdigest()[:12]}"
-           for path in sorted(_KERNELS.glob("*.cu"))}
+SOURCES = {name: f"{name}@{hashlib.sha256(text.encode()).hexdigest()[:12]}" for name, text in _TEXTS.items()}
 
 
 def _load():
@@ -60,8 +58,8 @@ def _load():
                       f"expected {PLAN_VERSION}); "
                       "build it again with: pip install --force-reinstall --no-deps jax-deconv")
     module.set_library_directories(library_directories())
-    for name in SOURCES:
-        module.add_source(SOURCES[name], _source(name))
+    for name, text in _TEXTS.items():
+        module.add_source(SOURCES[name], text)
     # Where there is no CUDA plugin, JAX keeps these and nobody asks for them.
     for name, stages in module.registrations().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")

@@ -82,3 +82,14 @@ def split(problem: ConvProblem) -> Core | None:
         return None
     axes, pad_hi, x_cuts, y_cuts = zip(*parts) if parts else ((), (), (), ())
     return Core(dataclasses.replace(problem, geometry=axes), pad_hi, {Role.X: x_cuts, Role.Y: y_cuts})
+
+
+def is_symbolic(problem: ConvProblem) -> bool:
+    """Whether a size is known only when the program runs."""
+    sizes = [*problem.sizes.values(), *(s for axis in problem.geometry for s in (axis.x_size, axis.y_size))]
+    return not all(isinstance(size, int) for size in sizes)
+
+
+def is_empty(problem: ConvProblem) -> bool:
+    """Whether there is nothing to compute: a tensor has no elements, or no window touches x."""
+    return any(dim == 0 for role in Role for dim in problem.shape(role)) or split(problem) is None

@@ -29,15 +29,14 @@ def why_not(problem: ConvProblem, policy) -> str | None:
     del policy
     if (reason := _ffi.available()) is not None:
         return reason
-    sizes = [*problem.sizes.values(), *(s for axis in problem.geometry for s in (axis.x_size, axis.y_size))]
-    if not all(isinstance(size, int) for size in sizes):
+    if core.is_symbolic(problem):
         return "its sizes are symbolic"
     for dtype in (problem.dtype, problem.out_dtype):
         if dtype.name not in _TYPES:
             return f"cuDNN does not convolve {dtype.name}"
     if not 1 <= problem.rank <= 3:
         return f"cuDNN convolves over one to three spatial axes, not {problem.rank}"
-    if any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None:
+    if core.is_empty(problem):
         return "there is nothing to compute"
     return None
 

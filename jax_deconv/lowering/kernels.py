@@ -24,13 +24,11 @@ def why_not(family: str, problem: ConvProblem, policy) -> str | None:
     """Why a family does not compute this problem; None if it does."""
     if (reason := _ffi.available(compiler=True)) is not None:
         return reason
-    sizes = [*problem.sizes.values(), *(s for axis in problem.geometry for s in (axis.x_size, axis.y_size))]
-    if not all(isinstance(size, int) for size in sizes):
+    if core.is_symbolic(problem):
         return "its sizes are symbolic"
-    part = core.split(problem)
-    if part is None or any(dim == 0 for role in Role for dim in problem.shape(role)):
+    if core.is_empty(problem):
         return "there is nothing to compute"
-    return FAMILIES[family].why_not(part.problem, policy)
+    return FAMILIES[family].why_not(core.split(problem).problem, policy)
 
 
 def plans(family: str, problem: ConvProblem, policy, device: jax.Device | None = None) -> list[Plan]:

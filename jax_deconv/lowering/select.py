@@ -16,7 +16,7 @@ from jax_deconv.lowering import core, cudnn, kernels, xla
 from jax_deconv.lowering.epilogue import Epilogue
 from jax_deconv.lowering.plan import Plan
 from jax_deconv.policy import Policy
-from jax_deconv.problem import ConvProblem, Role
+from jax_deconv.problem import ConvProblem
 
 
 def build(problem: ConvProblem, *, policy: Policy, platform: str | None, may_time: bool = False,
@@ -51,7 +51,7 @@ def choose(problem: ConvProblem, policy: Policy, *, platform: str | None, may_ti
     def xla_because(reason: str, form: str) -> tuning.Choice:
         return tuning.Choice(Plan("xla", variant=form), f"XLA, because {reason}")
 
-    if any(dim == 0 for role in Role for dim in problem.shape(role)) or core.split(problem) is None:
+    if core.is_empty(problem):
         return xla_because("there is nothing to compute", form="")
     form = xla.form_name(problem, platform)
     if policy.algorithm == "xla":

@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 
+#: The types of operands and results, as the sources call them.
+TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:

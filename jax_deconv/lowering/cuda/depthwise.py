@@ -7,11 +7,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jax_deconv.lowering.cuda import Kernel, Launch
+from jax_deconv.lowering.cuda import TYPES, Kernel, Launch
 from jax_deconv.policy import Policy
 from jax_deconv.problem import Axis, ConvProblem, Role
 
-_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _MOST_CHANNELS = 4  # of a group; beyond, products bound it and tensor cores pay
 _MOST_INDEX = 2**30
 _MOST_STRIDE = 2**12  # the source multiplies numbers below it, and searches them
@@ -33,8 +32,8 @@ def why_not(problem: ConvProblem, policy: Policy) -> str | None:
     if not 1 <= problem.rank <= 3:
         return f"{problem.rank} spatial axes, not 1 to 3"
     for dtype in (problem.dtype, problem.out_dtype):
-        if dtype.name not in _TYPES:
-            return f"{dtype.name} is not one of {', '.join(_TYPES)}"
+        if dtype.name not in TYPES:
+            return f"{dtype.name} is not one of {', '.join(TYPES)}"
     if problem.G == 1 or max(problem.C, problem.K) > _MOST_CHANNELS:
         return f"{problem.G} groups of {problem.C} and {problem.K} channels, not several of at most {_MOST_CHANNELS}"
     if not all(math.prod(problem.shape(role)) for role in Role):
@@ -127,7 +126,7 @@ def _kernel(problem: ConvProblem, policy: Policy, channels: int, tile: int) -> K
     elements = {each: math.prod(problem.shape(each)) for each in Role}
     largest = max(*elements.values(), (tiles + 1) * segment_tile * row_tile * tile)
     defines = {
-        f"ROLE_{role}": 1, "IN": _TYPES[problem.dtype.name], "OUT": _TYPES[problem.out_dtype.name],
+        f"ROLE_{role}": 1, "IN": TYPES[problem.dtype.name], "OUT": TYPES[problem.out_dtype.name],
         "INDEX_BITS": 32 if largest <= _MOST_INDEX else 64,
         "G": problem.G, "C": problem.C, "K": problem.K,
         **{f"{name}{k}": value for k, axis in enumerate(axes) for name, value in

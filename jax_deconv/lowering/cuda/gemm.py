@@ -15,11 +15,9 @@ import math
 import numpy as np
 from jax import lax
 
-from jax_deconv.lowering.cuda import Kernel, Launch
+from jax_deconv.lowering.cuda import TYPES, Kernel, Launch
 from jax_deconv.policy import Policy
 from jax_deconv.problem import Axis, ConvProblem, Role
-
-_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 #: Blocks that stay on the GPU and take tile after tile: the multiprocessors of an H100 or H200.
 _PERSISTENT = 132
@@ -61,7 +59,7 @@ def why_not(problem: ConvProblem, policy: Policy) -> str | None:
         return "takes one group"
     if not 1 <= problem.rank <= 3:
         return "takes 1 to 3 spatial axes"
-    if not {problem.dtype.name, problem.out_dtype.name} <= set(_TYPES):
+    if not {problem.dtype.name, problem.out_dtype.name} <= set(TYPES):
         return "takes float32, bfloat16 and float16"
     if problem.dtype == np.float32 and policy.precision == lax.Precision.HIGHEST:
         return "rounds float32 to TF32"
@@ -128,7 +126,7 @@ def kernels(problem: ConvProblem, policy: Policy) -> list[Kernel]:
     b_bytes = _at_once(product.k, itemsize)
     vector = _at_once(product.run if made_x else product.n, out_itemsize) // out_itemsize
     defines = {
-        "IN": _TYPES[problem.dtype.name], "OUT": _TYPES[problem.out_dtype.name], "ROLE_X": int(made_x),
+        "IN": TYPES[problem.dtype.name], "OUT": TYPES[problem.out_dtype.name], "ROLE_X": int(made_x),
         "M": product.m, "NN": product.n, "KK": product.k, "RUN": product.run,
         "CHANNELS": problem.C if made_x else problem.K, "TAIL": int(product.tail), "CROP": int(product.crop),
         "A_BYTES": a_bytes, "B_BYTES": b_bytes, "VEC": vector,
