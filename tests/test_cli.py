@@ -81,6 +81,8 @@ def test_layer_files(tmp_path):
     path.write_text('[{"id": "tiny", "batch": 1, "in_channels": 8, "out_channels": 4, "in_spatial": [6, 5], '
                     '"kernel": [4, 4], "stride": [2, 2], "padding": [1, 1]}]')
     assert layers.read(path) == [TINY]
+    assert str(Layer(**json.loads(path.read_text())[0] | {"activation": "leaky_relu(0.1)"}).activation_function) == (
+        "leaky_relu(0.1)")
     path.write_text('[{"id": "b", "batch": 1, "size": 3}]')
     with pytest.raises(ValueError, match="layers.json: layer b: .*size"):
         layers.read(path)
@@ -94,6 +96,10 @@ def test_layer_files(tmp_path):
     (dict(stride=(2,)), r"stride must have one number for each of the 2 axes of in_spatial; got \[2\]"),
     (dict(stride=(2, 0)), r"stride must have integers >= 1; got \(2, 0\)"),
     (dict(padding=(-1, 0)), r"padding must have integers >= 0; got \(-1, 0\)"),
+    (dict(bias=1), "bias must be true or false; got 1"),
+    (dict(activation=None), "activation must be a string; got None"),
+    (dict(activation="swish"), "activation must be .*; got 'swish'"),
+    (dict(activation="swish(2)"), "name must be one of .*; got 'swish'"),
     (dict(batch=0.5), "batch must have integers >= 1; got 0.5"),
     (dict(padding=(9, 9)), r"must not be empty; got out_spatial=\[-4, -6\]"),
 ])

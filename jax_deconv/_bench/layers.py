@@ -14,6 +14,8 @@ import pathlib
 
 import numpy as np
 
+from jax_deconv import activations
+from jax_deconv.activations import Activation
 from jax_deconv.problem import Axis, ConvProblem, Geometry, Role
 
 
@@ -22,7 +24,7 @@ class Layer:
     """One transposed convolution: lhs [N, *in_spatial, in_channels], kernel [*R, in / groups, out].
 
     Where nothing is said there is no padding, dilation or group.  `model`, `layer` and `source` say where it is from,
-    `klass` what kind it is.
+    `klass` what kind it is.  `bias` and `activation` are what the model has directly after it.
     """
 
     id: str
@@ -36,6 +38,8 @@ class Layer:
     output_padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+    bias: bool = False
+    activation: str = ""
     klass: str = ""
     model: str = ""
     layer: str = ""
@@ -59,6 +63,9 @@ class Layer:
                              f"{self.out_channels}; got {self.groups}")
         if min(self.out_spatial, default=1) < 1:
             raise ValueError(f"the result must not be empty; got out_spatial={list(self.out_spatial)}")
+        if not isinstance(self.bias, bool):
+            raise ValueError(f"bias must be true or false; got {self.bias!r}")
+        _activation(self.activation)
 
     @property
     def rank(self) -> int:
@@ -75,6 +82,11 @@ class Layer:
     @property
     def out_spatial(self) -> tuple[int, ...]:
         return tuple(axis.x_size for axis in self.geometry)
+
+    @property
+    def activation_function(self) -> Activation | None:
+        """What `activation` names."""
+        return _activation(self.activation)
 
     @property
     def macs(self) -> int:
@@ -113,6 +125,16 @@ class Layer:
                 break
             layer = smaller
         return layer
+
+
+def _activation(text: str) -> Activation | None:
+    """An activation from its name or, where it has parameters, from its `str`; None from nothing."""
+    if not isinstance(text, str):
+        raise ValueError(f"activation must be a string; got {text!r}")
+    name, _, parameters = text.removesuffix(")").partition("(")
+    if not parameters:
+        return activations.resolve(name or None)
+    return Activation(name, tuple(map(float, parameters.split(","))))
 
 
 def dimension_numbers(rank: int) -> tuple[str, str, str]:

@@ -20,6 +20,7 @@ import functools
 import math
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ def jax_functions(layer: Layer) -> dict:
     def ours(dimension_numbers, transpose_kernel, kernel_shape):
         k = kw | dict(dimension_numbers=dimension_numbers, transpose_kernel=transpose_kernel)
         return {
-            "x": lambda lhs, rhs: jax_deconv.conv_transpose(lhs, rhs, **k),
+            "x": lambda lhs, rhs, **epilogue: jax_deconv.conv_transpose(lhs, rhs, **k, **epilogue),
             "y": lambda out, rhs: jax_deconv.conv_transpose_data_gradient(out, rhs, lhs_shape, **k),
             "w": lambda lhs, out: jax_deconv.conv_transpose_filter_gradient(lhs, out, kernel_shape, **k),
         }
@@ -109,77 +110,101 @@ def _draw(shape, dtype, seed: int) -> jax.Array:
 
 
 @jax.jit
-def _relative_error(a, b):
+def _norm_error(a, b):
     a, b = (t.astype(jnp.float32).reshape(-1) for t in (a, b))
     return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(b ** 2))
 
 
-def jax_row(layer: Layer, dtype: str, only=None) -> dict:
-    """The ways in JAX, all or some: times, errors of ours, seconds to compile, kernels of ours, what failed and why."""
-    on_gpu = jax.default_backend() == "gpu"
-    sets = rotation(layer, dtype) if on_gpu else 1
+def relative_error(a: jax.Array, b: jax.Array) -> float:
+    """The norm of a - b over that of b."""
+    return float(_norm_error(a, b))
+
+
+def kernel_order(way: str) -> str:
+    """Which of the kernels of `jax_operands` a way takes."""
+    return "flax" if way in ("lax", "ours_flax") else "native"
+
+
+def jax_operands(layer: Layer, dtype: str, most: int = 30) -> list[dict[str, jax.Array]]:
+    """Sets of noise: lhs, cotangent of the result ("out"), bias, and the kernel in both orders; one set on a CPU."""
     shapes = {
         "lhs": (layer.batch, *layer.in_spatial, layer.in_channels),
         "out": (layer.batch, *layer.out_spatial, layer.out_channels),
         "native": (layer.in_channels, *layer.kernel, layer.out_channels // layer.groups),
         "flax": (*layer.kernel, layer.in_channels // layer.groups, layer.out_channels),
+        "bias": (layer.out_channels,),
     }
-    buffers = [{k: _draw(s, dtype, 17 * i + j) for j, (k, s) in enumerate(shapes.items())} for i in range(sets)]
+    sets = min(rotation(layer, dtype), most) if jax.default_backend() == "gpu" else 1
+    return [{k: _draw(s, dtype, 17 * i + j) for j, (k, s) in enumerate(shapes.items())} for i in range(sets)]
+
+
+def jax_row(layer: Layer, dtype: str, only=None) -> dict:
+    """The ways in JAX, all or some: times, errors of ours, seconds to compile, kernels of ours, what failed and why."""
+    buffers = jax_operands(layer, dtype)
     functions = jax_functions(layer)
 
     def operands(name, role, i):
-        kernel = "flax" if name in ("lax", "ours_flax") else "native"
-        b = buffers[i % sets]
+        b, kernel = buffers[i % len(buffers)], kernel_order(name)
         return {"x": (b["lhs"], b[kernel]), "y": (b["out"], b[kernel]), "w": (b["lhs"], b["out"])}[role]
 
-    def compiled(name, role):
-        def function(a, b):
-            return functions[name][role](a, b)
-        function.__name__ = f"bench_{name}_{role}"
+    keys = {f"{name}/{role}": (name, role) for name in functions for role in functions[name]
+            if name in (only or functions)}
+    timed, outputs = time_jax({key: functions[name][role] for key, (name, role) in keys.items()},
+                              lambda key, i: operands(*keys[key], i), len(buffers))
+    floor = floor_us(layer, dtype) if jax.default_backend() == "gpu" else None
+    row = {"id": layer.id, "klass": layer.klass, "dtype": dtype, "floor_us": floor, **timed, "errors": {}}
+    row["kernels"] = {key: names for key, names in timed["kernels"].items() if key.startswith("ours/")}
+    for role in ROLES:
+        if {f"ours/{role}", f"adj/{role}"} <= set(outputs):
+            row["errors"][f"ours/{role}"] = relative_error(outputs[f"ours/{role}"], outputs[f"adj/{role}"])
+    return row
+
+
+def time_jax(functions: Mapping[str, Callable], operands: Callable, sets: int, most: int = 30) -> tuple[dict, dict]:
+    """Compiles functions, each named ``way/what``, and times them.
+
+    Args:
+      functions: by name.
+      operands: of a name and the number of a call: what that call gets.
+      sets: how many sets of operands the calls rotate over.
+      most: calls of a function.
+
+    Returns:
+      By name, what a row holds: times, seconds to compile, kernels, what failed and why.  And the first results.
+    """
+    on_gpu = jax.default_backend() == "gpu"
+    modules = {key: f"bench_{key.replace('/', '_')}" for key in functions}
+    row = {"times": {}, "compile_s": {}, "failed": {}, "kernels": {}}
+    programs, outputs, first, calls = {}, {}, {}, {}
+    for key, function in functions.items():
+        def named(*arrays, function=function):
+            return function(*arrays)
+        named.__name__ = modules[key]
         start = time.time()
         try:
-            return jax.jit(function).lower(*operands(name, role, 0)).compile(), time.time() - start
+            programs[key] = jax.jit(named).lower(*operands(key, 0)).compile()
         except Exception as error:
-            return error, time.time() - start
+            row["failed"][key] = str(error)[:300]
+        row["compile_s"][key] = round(time.time() - start, 3)
 
-    keys = [(name, role) for name in functions for role in functions[name] if name in (only or functions)]
-    programs = {key: compiled(*key) for key in keys}
+    def run(key, i):
+        return programs[key](*operands(key, i))
 
-    def run(name, role, i):
-        return programs[name, role][0](*operands(name, role, i))
-
-    outputs, first, calls = {}, {}, {}
-    for key, (program, _) in programs.items():
-        if isinstance(program, Exception):
-            continue
+    for key in programs:
         start = time.time()
-        outputs[key] = jax.block_until_ready(run(*key, 0))
-        once = first[key] = time.time() - start
-        calls[key] = max(2, min(2 * sets, int(0.2 / max(once, 1e-4)), 30))
-        calls[key] = max(calls[key], 3) if once < 1 else 2
+        outputs[key] = jax.block_until_ready(run(key, 0))
+        first[key] = once = time.time() - start
+        calls[key] = 2 if once >= 1 else max(3, min(2 * sets, int(0.2 / max(once, 1e-4)), most))
     if on_gpu:
-        events = _device_events({f"bench_{name}_{role}": (functools.partial(run, name, role), calls[name, role])
-                                 for name, role in outputs})
-        times = {(name, role): timing.per_call(events.get(f"bench_{name}_{role}", []), calls[name, role])
-                 for name, role in outputs}
+        events = _device_events({modules[key]: (functools.partial(run, key), calls[key]) for key in programs})
+        for key in programs:
+            done = events.get(modules[key], [])
+            row["times"][key] = timing.per_call(done, calls[key])
+            row["kernels"][key] = sorted({event[2][:80] for event in done})
     else:
-        events = {}
-        times = timing.wall_times({key: functools.partial(lambda key: jax.block_until_ready(run(*key, 0)), key)
-                                   for key in outputs}, first)
-    row = {"id": layer.id, "klass": layer.klass, "dtype": dtype, "floor_us": floor_us(layer, dtype) if on_gpu else None,
-           "times": {}, "errors": {}, "compile_s": {}, "failed": {}, "kernels": {}}
-    for (name, role), (program, seconds) in programs.items():
-        key = f"{name}/{role}"
-        row["compile_s"][key] = round(seconds, 3)
-        if isinstance(program, Exception):
-            row["failed"][key] = str(program)[:300]
-            continue
-        row["times"][key] = times[name, role]
-        if name == "ours":
-            row["kernels"][key] = sorted({event[2][:80] for event in events.get(f"bench_{name}_{role}", [])})
-        if name == "ours" and ("adj", role) in outputs:
-            row["errors"][key] = float(_relative_error(outputs[name, role], outputs["adj", role]))
-    return row
+        row["times"] = timing.wall_times(
+            {key: functools.partial(lambda key: jax.block_until_ready(run(key, 0)), key) for key in programs}, first)
+    return row, outputs
 
 
 def _device_events(calls) -> dict[str, list]:
@@ -201,13 +226,30 @@ def torch_row(layer: Layer, dtype: str, device: str = "cuda") -> dict:
     """PyTorch in both memory formats: times, what failed and why."""
     import torch
 
+    def layout_times(layout):
+        buffers, args = torch_operands(layer, dtype, layout, device)
+
+        def backward(mask):
+            return lambda x, w, dy: torch.ops.aten.convolution_backward(dy, x, w, None, *args, mask)
+
+        functions = {"x": lambda x, w, dy: torch.ops.aten.convolution(x, w, None, *args),
+                     "y": backward([True, False, False]), "w": backward([False, True, False])}
+        return time_torch({f"torch_{layout}/{role}": f for role, f in functions.items()}, buffers, device)
+
+    return {"id": layer.id, "dtype": dtype, **torch_layouts(layout_times, device)}
+
+
+def torch_layouts(layout_times: Callable[[str], dict], device: str) -> dict:
+    """The times of both memory formats, "last" and "first", with cudnn.benchmark; what failed and why."""
+    import torch
+
     torch.backends.cudnn.benchmark = True
     tf32 = resolve(None).precision is not lax.Precision.HIGHEST
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
-    row = {"id": layer.id, "dtype": dtype, "times": {}, "failed": {}}
+    row = {"times": {}, "failed": {}}
     for layout in ("last", "first"):
         try:
-            row["times"].update(_torch_layout(torch, layer, dtype, layout, device))
+            row["times"].update(layout_times(layout))
         except Exception as error:
             row["failed"][layout] = str(error)[:300]
         if device == "cuda":
@@ -215,8 +257,11 @@ def torch_row(layer: Layer, dtype: str, device: str = "cuda") -> dict:
     return row
 
 
-def _torch_layout(torch, layer: Layer, dtype: str, layout: str, device: str) -> dict:
-    n, sets = layer.rank, rotation(layer, dtype) if device == "cuda" else 1
+def torch_operands(layer: Layer, dtype: str, layout: str, device: str, most: int = 30) -> tuple[list, tuple]:
+    """Sets of input, weight and cotangent, and the arguments of `aten::convolution` after the bias."""
+    import torch
+
+    n, sets = layer.rank, min(rotation(layer, dtype), most) if device == "cuda" else 1
     formats = {3: None, 4: torch.channels_last, 5: torch.channels_last_3d}
     # PyTorch has no channels-last format in 1D: there it is a 2D layer of height 1.
     flat = n == 1 and layout == "last"
@@ -224,7 +269,6 @@ def _torch_layout(torch, layer: Layer, dtype: str, layout: str, device: str) -> 
     def wide(values, fill):
         return ((fill,) if flat else ()) + tuple(values)
 
-    rank = n + flat
     kind = dict(device=device, dtype=getattr(torch, dtype))
 
     def make(*shape):
@@ -236,16 +280,15 @@ def _torch_layout(torch, layer: Layer, dtype: str, layout: str, device: str) -> 
                 make(layer.batch, layer.out_channels, *wide(layer.out_spatial, 1))) for _ in range(sets)]
     args = (wide(layer.stride, 1), wide(layer.padding, 0), wide(layer.dilation, 1), True, wide(layer.output_padding, 0),
             layer.groups)
-    assert len(args[0]) == rank
+    return buffers, args
 
-    def backward(mask):
-        return lambda x, w, dy: torch.ops.aten.convolution_backward(dy, x, w, None, *args, mask)
 
-    functions = {"x": lambda x, w, dy: torch.ops.aten.convolution(x, w, None, *args),
-                 "y": backward([True, False, False]), "w": backward([False, True, False])}
-    names = {role: f"torch_{layout}/{role}" for role in functions}
+def time_torch(functions: Mapping[str, Callable], buffers: Sequence[tuple], device: str, most: int = 30) -> dict:
+    """By name, the time of functions that take a set of buffers."""
+    import torch
+
     if device == "cpu":
-        calls = {names[role]: functools.partial(function, *buffers[0]) for role, function in functions.items()}
+        calls = {name: functools.partial(function, *buffers[0]) for name, function in functions.items()}
         first = {}
         for name, call in calls.items():
             start = time.time()
@@ -253,19 +296,19 @@ def _torch_layout(torch, layer: Layer, dtype: str, layout: str, device: str) -> 
             first[name] = time.time() - start
         return timing.wall_times(calls, first)
     times = {}
-    for role, function in functions.items():
+    for name, function in functions.items():
         torch.cuda.synchronize()
         function(*buffers[0])
         torch.cuda.synchronize()
         start = time.time()
         function(*buffers[0])
         torch.cuda.synchronize()
-        calls = max(3, min(2 * sets, int(0.2 / max(time.time() - start, 1e-4)), 30))
+        calls = max(3, min(2 * len(buffers), int(0.2 / max(time.time() - start, 1e-4)), most))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             for i in range(calls):
-                function(*buffers[i % sets])
+                function(*buffers[i % len(buffers)])
             torch.cuda.synchronize()
         events = [(e.time_range.start, e.time_range.elapsed_us()) for e in profiler.events()
                   if e.device_type == torch.autograd.DeviceType.CUDA]
-        times[names[role]] = timing.per_call(events, calls)
+        times[name] = timing.per_call(events, calls)
     return times

@@ -8,7 +8,7 @@ import importlib.util
 import math
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jax_deconv._bench.peers import ROLES
 from jax_deconv._bench.timing import geometric_mean
@@ -59,8 +59,11 @@ def summary(rows: Sequence[dict]) -> dict[str, float]:
     return {name: mean for name, mean in means.items() if mean}
 
 
-def plot(rows: Sequence[dict], path: pathlib.Path, title: str) -> str:
-    """Draws each time over the floor, or over ours where there is no floor, and says where."""
+def plot(rows: Sequence[dict], path: pathlib.Path, title: str, roles: Mapping[str, str] = ROLES) -> str:
+    """Draws each time over the floor, or over ours where there is no floor, and says where.
+
+    `roles`: what is timed, by the name that times have, in words.
+    """
     if not importlib.util.find_spec("matplotlib"):
         return "no plot: that needs matplotlib (pip install 'jax-deconv[cli]')"
     from matplotlib.figure import Figure
@@ -68,8 +71,8 @@ def plot(rows: Sequence[dict], path: pathlib.Path, title: str) -> str:
     floors = any(row["floor_us"] for row in rows)
     ways = {"jax_deconv": ("ours",), **PEERS}
     figure = Figure(figsize=(max(7, 2 + 0.35 * len(rows)), 10), layout="constrained")
-    panels, lines = figure.subplots(len(ROLES), 1, sharex=True), {}
-    for panel, (role, words) in zip(panels, ROLES.items()):
+    panels, lines = figure.subplots(len(roles), 1, sharex=True), {}
+    for panel, (role, words) in zip(panels, roles.items()):
         for (name, group), look in zip(ways.items(), ("oC0", "xC1", "+C2", "sC3")):
             heights = [(best(row, group, role) or math.nan) /
                        ((row["floor_us"] if floors else best(row, ["ours"], role)) or math.nan) for row in rows]
