@@ -8,14 +8,16 @@ the module itself and read the settings from it.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
-from jax_deconv import activations
+from jax_deconv import activations, float8
 from jax_deconv.api import conv_transpose
 from jax_deconv.conventions import group_count, integers, is_integer, pairs, per_axis
 
@@ -83,7 +85,18 @@ def flatten(module, inputs):
     return jnp.reshape(inputs, (math.prod(inputs.shape[:split]), *inputs.shape[split:]))
 
 
-def apply(module, inputs, kernel, bias, batch_shape) -> jax.Array:
+def float8_state(module, variable: Callable[[str, jax.Array], jax.Array]) -> float8.State | None:
+    """The state of delayed scaling; `variable` gives what a name stands for, and takes what it is at first."""
+    if not isinstance(module.float8, float8.Recipe | None):
+        raise TypeError(f"float8 must be None or a jax_deconv.float8.Recipe; got {module.float8!r}")
+    fresh = None if module.float8 is None else module.float8.state()
+    if fresh is None:
+        return None
+    return float8.State(*(float8.Scale(*(variable(f"{tensor}_{name}", first) for name, first in each._asdict().items()))
+                          for tensor, each in fresh._asdict().items()))
+
+
+def apply(module, inputs, kernel, bias, batch_shape, state: float8.State | None = None) -> jax.Array:
     """The layer's output from flattened inputs and promoted parameters."""
     rank = len(kernel_size(module.kernel_size))
     # None means 1, as in Flax.
@@ -107,7 +120,10 @@ def apply(module, inputs, kernel, bias, batch_shape) -> jax.Array:
     fits = bias is None or jnp.promote_types(dtype, bias.dtype) == dtype
     if fits and bias is not None:
         bias = bias.astype(dtype)
-    y = conv_transpose(
+    convolve = conv_transpose
+    if module.float8 is not None:
+        convolve = functools.partial(float8.conv_transpose, recipe=module.float8, state=state)
+    y = convolve(
         inputs, kernel, strides, padding, rhs_dilation=dilation, transpose_kernel=module.transpose_kernel,
         precision=module.precision, preferred_element_type=module.preferred_element_type,
         use_consistent_padding=consistent,

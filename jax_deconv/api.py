@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -270,8 +270,11 @@ def _result_type(dtype, preferred_element_type):
 
 
 def forward(role: Role, placement: Placement, lhs, rhs, *, policy: Policy, bias=None, residual=None, activation=None,
-            preferred_element_type=None):
-    """Makes `role` from the caller's arrays: activation(it + bias + residual)."""
+            preferred_element_type=None, differentiable: Callable | None = None):
+    """Makes `role` from the caller's arrays: activation(it + bias + residual).
+
+    `differentiable` is called in place of `compute` where that has another derivative than its own.
+    """
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     dtype = _result_type(lhs.dtype, preferred_element_type)
     types = tuple(dict.fromkeys((lhs.dtype, dtype)))
@@ -290,19 +293,21 @@ def forward(role: Role, placement: Placement, lhs, rhs, *, policy: Policy, bias=
     else:
         activation, function = None, activation
     operands = [lhs, rhs, bias, residual]
-    if policy.backward is None:
-        out = _compute(role, placement, dtype, policy, activation, *operands)
+    if differentiable is None and policy.backward is not None:
+        differentiable = _with_backward_policy
+    if differentiable is None:
+        out = compute(role, placement, dtype, policy, activation, *operands)
     else:
         # A custom_vjp's gradients vary over the axes that its operands vary over: cast before it.
         there = [i for i, t in enumerate(operands) if t is not None]
         for i, t in zip(there, sharding.same_varying_axes(*(operands[i] for i in there))):
             operands[i] = t
-        out = _with_backward_policy(role, placement, dtype, policy, activation, *operands)
+        out = differentiable(role, placement, dtype, policy, activation, *operands)
     return out if function is None else function(out)
 
 
-def _compute(role: Role, placement: Placement, dtype, policy: Policy, activation: Activation | None, a, b,
-             bias=None, residual=None):
+def compute(role: Role, placement: Placement, dtype, policy: Policy, activation: Activation | None, a, b,
+            bias=None, residual=None):
     """Makes `role` from the caller's operands, in the caller's layout."""
     operands = {r: placement.canonical(r, t) for r, t in zip(GIVEN[role], (a, b))}
     if residual is not None:
@@ -313,47 +318,63 @@ def _compute(role: Role, placement: Placement, dtype, policy: Policy, activation
     return placement.restore(role, out)
 
 
-# The one place where the backward pass is meant to differ from the derivative of the forward computation.
-_with_backward_policy = jax.custom_vjp(_compute, nondiff_argnums=(0, 1, 2, 3, 4))
+# Here and in float8.py alone is the backward pass meant to differ from the derivative of the forward computation.
+_with_backward_policy = jax.custom_vjp(compute, nondiff_argnums=(0, 1, 2, 3, 4))
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Types:
-    """The types of a bias and a residual, of which the backward pass needs nothing else."""
+class Types:
+    """The types of a call's arrays, of some of which the backward pass needs nothing else."""
 
+    lhs: jax.core.ShapedArray
+    rhs: jax.core.ShapedArray
     bias: jax.core.ShapedArray | None
     residual: jax.core.ShapedArray | None
+
+    @classmethod
+    def of(cls, *arrays) -> Types:
+        return cls(*(t if t is None else jax.typeof(t) for t in arrays))
 
 
 def _backward_forward(role, placement, dtype, policy, activation, a, b, bias, residual):
     fused = activation is None or activation.from_output
-    saved = _compute(role, placement, dtype, policy, activation if fused else None, a, b, bias, residual)
-    types = _Types(*(t if t is None else jax.typeof(t) for t in (bias, residual)))
+    saved = compute(role, placement, dtype, policy, activation if fused else None, a, b, bias, residual)
+    types = Types.of(a, b, bias, residual)
     return saved if fused else activation(saved), (a, b, None if activation is None else saved, types)
 
 
 def _backward(role, placement, dtype, policy, activation, residuals, cotangent):
     *operands, saved, types = residuals
-    wide = cotangent.astype(compute_dtype(dtype))
-    if activation is not None:
-        wide = activation.push(saved, wide)  # its own transpose
+    wide, bias, residual = pull_epilogue(role, placement, dtype, activation, saved, types, cotangent)
     cotangent = wide.astype(dtype)
 
     def gradient(target: Role):
         given = dict(zip(GIVEN[role], operands))
         like = given.pop(target)
         given[role] = cotangent
-        out = _compute(target, placement, like.dtype, policy.backward, None, *(given[r] for r in GIVEN[target]))
+        out = compute(target, placement, like.dtype, policy.backward, None, *(given[r] for r in GIVEN[target]))
         return sharding.like(out, jax.typeof(like))
 
+    return *map(gradient, GIVEN[role]), bias, residual
+
+
+def pull_epilogue(role: Role, placement: Placement, dtype, activation: Activation | None, saved, types: Types,
+                  cotangent):
+    """The cotangents of the convolution, in the compute type, of the bias and of the residual from the result's.
+
+    `saved` is what `activation.push` takes; `dtype` is the result's.
+    """
+    wide = cotangent.astype(compute_dtype(dtype))
+    if activation is not None:
+        wide = activation.push(saved, wide)  # its own transpose
     bias = residual = None
     if types.bias is not None:
         positions = tuple(i for i in range(wide.ndim) if i != placement.perm(role)[1])
         bias = sharding.like(wide.sum(positions).astype(dtype), types.bias)
     if types.residual is not None:
-        residual = sharding.like(cotangent, types.residual)
-    return *map(gradient, GIVEN[role]), bias, residual
+        residual = sharding.like(wide.astype(dtype), types.residual)
+    return wide, bias, residual
 
 
 _with_backward_policy.defvjp(_backward_forward, _backward)
@@ -382,6 +403,6 @@ def gradient(role: Role, placement: Placement, operands, shapes, *, policy: Poli
         into = jax.dtypes.canonicalize_dtype(accumulate_into.dtype)
         if wider(dtype, into) != into:
             raise TypeError(f"accumulate_into must have a type that holds the gradient's, {dtype}; got {into}")
-    out = _compute(role, placement, dtype, policy.backward or policy, None,
-                   *(jnp.asarray(operands[r]) for r in GIVEN[role]))
+    out = compute(role, placement, dtype, policy.backward or policy, None,
+                  *(jnp.asarray(operands[r]) for r in GIVEN[role]))
     return out if accumulate_into is None else jnp.asarray(accumulate_into) + out.astype(into)

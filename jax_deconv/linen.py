@@ -13,12 +13,14 @@ import jax.numpy as jnp
 try:
     from flax import linen as nn
     from flax.linen.dtypes import promote_dtype
+    from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
     from flax.linen.linear import default_kernel_init
     from flax.typing import Dtype, Initializer, PaddingLike, PrecisionLike, PromoteDtypeFn
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("jax_deconv.linen needs Flax: pip install flax", name=error.name) from error
 
 from jax_deconv import _layer
+from jax_deconv.float8 import Recipe
 from jax_deconv.policy import Policy
 
 __all__ = ["ConvTranspose"]
@@ -72,6 +74,9 @@ class ConvTranspose(nn.Module):
       activation: applied to the output, in one call with the convolution and the bias; what
         `jax_deconv.conv_transpose` takes; keyword only.
       policy: a `jax_deconv.Policy`, or None; keyword only.
+      float8: a `jax_deconv.float8.Recipe`: inputs, kernel and the cotangent of the output are rounded to float8.
+        The variables of its delayed scaling are in the collection ``_overwrite_with_gradient``, named and used as those
+        of Flax's own float8 layers; keyword only.
 
     Raises:
       ValueError, TypeError: when called, if the features are not divisible by the groups, the mask has
@@ -111,6 +116,7 @@ class ConvTranspose(nn.Module):
     use_consistent_padding: bool = dataclasses.field(default=False, kw_only=True)
     activation: str | Callable | None = dataclasses.field(default=None, kw_only=True)
     policy: Policy | None = dataclasses.field(default=None, kw_only=True)
+    float8: Recipe | None = dataclasses.field(default=None, kw_only=True)
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -133,4 +139,6 @@ class ConvTranspose(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (features,), self.param_dtype)
         flat, kernel, bias = self.promote_dtype(flat, kernel, bias, dtype=self.dtype)
-        return _layer.apply(self, flat, kernel, bias, batch_shape)
+        state = _layer.float8_state(
+            self, lambda name, first: self.variable(OVERWRITE_WITH_GRADIENT, name, lambda: first).value)
+        return _layer.apply(self, flat, kernel, bias, batch_shape, state)

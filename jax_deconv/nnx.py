@@ -20,9 +20,31 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("jax_deconv.nnx needs Flax: pip install flax", name=error.name) from error
 
 from jax_deconv import _layer
+from jax_deconv.float8 import Recipe
 from jax_deconv.policy import Policy
 
-__all__ = ["ConvTranspose"]
+__all__ = ["ConvTranspose", "OverwriteWithGradient"]
+
+
+class OverwriteWithGradient(nnx.Variable):
+    """What delayed scaling to float8 knows of a tensor: its gradient is its next value.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from flax import nnx
+    >>> from jax_deconv import float8
+    >>> from jax_deconv.nnx import ConvTranspose, OverwriteWithGradient
+    >>> layer = ConvTranspose(3, 2, (4,), strides=(2,), float8=float8.Recipe(), rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+    >>> def loss(layer, x):
+    ...     return (layer(x) ** 2).mean()
+    >>> wrt = nnx.DiffState(0, (nnx.Param, OverwriteWithGradient))
+    >>> gradients = nnx.grad(loss, argnums=wrt)(layer, 2 * jnp.ones((1, 8, 3)))
+    >>> gradients, scales = nnx.split_state(gradients, nnx.Param, OverwriteWithGradient)
+    >>> _ = optimizer.update(layer, gradients)
+    >>> nnx.update(layer, scales)
+    >>> float(layer.input_amax_history[0])
+    2.0
+    """
 
 
 class ConvTranspose(nnx.Module):
@@ -76,6 +98,8 @@ class ConvTranspose(nnx.Module):
       activation: applied to the output, in one call with the convolution and the bias; what
         `jax_deconv.conv_transpose` takes.
       policy: a `jax_deconv.Policy`, or None.
+      float8: a `jax_deconv.float8.Recipe`: inputs, kernel and the cotangent of the output are rounded to float8.
+        Its delayed scaling is kept in variables of type `OverwriteWithGradient`.
 
     Raises:
       ValueError, TypeError: if the features are not divisible by the groups or `kernel_size` is not an
@@ -122,6 +146,7 @@ class ConvTranspose(nnx.Module):
         use_consistent_padding: bool = False,
         activation: str | Callable | None = None,
         policy: Policy | None = None,
+        float8: Recipe | None = None,
     ):
         self.in_features = _layer.feature_count("in_features", in_features)
         self.out_features = _layer.feature_count("out_features", out_features)
@@ -142,6 +167,7 @@ class ConvTranspose(nnx.Module):
         self.use_consistent_padding = use_consistent_padding
         self.activation = activation
         self.policy = policy
+        self.float8 = float8
 
         self.kernel_shape = _layer.kernel_shape(self, self.in_features, self.out_features)
         init = _layer.kernel_init(self, kernel_init, default_kernel_init)
@@ -149,6 +175,7 @@ class ConvTranspose(nnx.Module):
         self.bias = nnx.data(None)
         if use_bias:
             self.bias = nnx.Param(bias_init(rngs.params(), (self.out_features,), param_dtype), **bias_metadata)
+        _layer.float8_state(self, lambda name, first: setattr(self, name, OverwriteWithGradient(first)))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Applies the layer.
@@ -164,4 +191,5 @@ class ConvTranspose(nnx.Module):
         kernel = _layer.masked(self, self.kernel[...], self.kernel_shape)
         bias = None if self.bias is None else self.bias[...]
         flat, kernel, bias = self.promote_dtype((flat, kernel, bias), dtype=self.dtype)
-        return _layer.apply(self, flat, kernel, bias, batch_shape)
+        state = _layer.float8_state(self, lambda name, first: getattr(self, name)[...])
+        return _layer.apply(self, flat, kernel, bias, batch_shape, state)

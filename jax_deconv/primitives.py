@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -21,7 +22,18 @@ from jax_deconv.activations import Activation, compute_dtype
 from jax_deconv.lowering import select
 from jax_deconv.lowering.epilogue import Epilogue, add
 from jax_deconv.policy import Policy
-from jax_deconv.problem import AXES, GIVEN, ConvProblem, Geometry, Role, fold_letter, letter_sizes, shape, wider
+from jax_deconv.problem import (
+    AXES,
+    GIVEN,
+    ConvProblem,
+    Geometry,
+    Role,
+    fold_letter,
+    is_storage,
+    letter_sizes,
+    shape,
+    wider,
+)
 
 
 def bind(role: Role, operands: Mapping[Role, jax.Array], *, geometry: Geometry, groups: int, dtype, policy: Policy,
@@ -33,12 +45,18 @@ def bind(role: Role, operands: Mapping[Role, jax.Array], *, geometry: Geometry, 
     """
     a, b = (operands[r] for r in GIVEN[role])
     common = wider(a.dtype, b.dtype)
-    # A cast makes a weak type strong.
-    operands = (t if t.dtype == common else t.astype(common) for t in (a, b))
+    operands = (_widen(t, common) for t in (a, b))
     arrays = (t for t in (bias, residual) if t is not None)
     return _bind(role, Epilogue(bias is not None, residual is not None, activation),
                  *sharding.same_varying_axes(*operands, *arrays),
                  geometry=geometry, groups=groups, dtype=jnp.dtype(dtype), policy=policy)
+
+
+def _widen(operand, dtype):
+    if operand.dtype == dtype:
+        return operand  # a cast would make a weak type strong
+    # XLA drops a rounding to float8 that is followed by a widening, unless something stands between the two.
+    return (lax.optimization_barrier(operand) if is_storage(operand.dtype) else operand).astype(dtype)
 
 
 def _bind(role: Role, epilogue: Epilogue | None, *operands, **params):
@@ -113,9 +131,17 @@ def _unfold(role: Role, tensor, dims, letter: str, groups: int):
 
 def _lower(role: Role, platform: str | None, ctx, *operands, geometry, groups, dtype, policy, epilogue=None):
     shapes = {r: aval.shape for r, aval in zip(GIVEN[role], ctx.avals_in)}
-    problem = ConvProblem.of(role, shapes, groups, geometry, ctx.avals_in[0].dtype, dtype)
+    # Libraries and kernels have algorithms for bfloat16 that they lack for float8.  A product of two float8 is the same
+    # in both, and the sum stays in float32 until it is rounded to float8, once.
+    given = jnp.dtype(jnp.bfloat16) if is_storage(ctx.avals_in[0].dtype) else ctx.avals_in[0].dtype
+    made = jnp.dtype(jnp.float32) if is_storage(dtype) else dtype
+    problem = ConvProblem.of(role, shapes, groups, geometry, given, made)
     compute = functools.partial(select.build, policy=policy, platform=platform)
-    function = sharding.partitioned(compute, problem, ctx.module_context, epilogue)
+    partitioned = sharding.partitioned(compute, problem, ctx.module_context, epilogue)
+
+    def function(a, b, *arrays):
+        return partitioned(_widen(a, given), _widen(b, given), *(t.astype(made) for t in arrays)).astype(dtype)
+
     # What a lowering computes is local: it carries neither varying axes nor shardings in its types.
     local = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
     return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=local), *operands)

@@ -66,7 +66,7 @@ GIVEN: Mapping[Role, tuple[Role, Role]] = {
 
 
 def wider(a, b) -> np.dtype:
-    """Of two types that lax lets meet in a convolution, the one that loses nothing.
+    """Of two types that meet in a convolution, the one that loses nothing; if neither is, the least that does so.
 
     JAX's promotion would widen integers to floats, and know no way from float8 to float32.
     """
@@ -78,7 +78,14 @@ def wider(a, b) -> np.dtype:
         return b
     if a.itemsize != b.itemsize:
         return a if a.itemsize > b.itemsize else b
-    return np.dtype(np.float32) if kinds[0] else a
+    if not kinds[0]:
+        return a
+    return np.dtype(np.float32 if a.itemsize > 1 else jnp.bfloat16)
+
+
+def is_storage(dtype) -> bool:
+    """Whether it is a float of at most 8 bits: nothing to compute in, and every value is one of bfloat16."""
+    return jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize == 1
 
 
 def letters(role: Role) -> str:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_deconv import Policy, _ffi, activations
+from jax_deconv import Policy, _ffi, activations, conv_transpose, float8
 from jax_deconv.lowering import cudnn, select
 from jax_deconv.lowering.epilogue import Epilogue
 from jax_deconv.lowering.plan import Plan
@@ -193,3 +193,29 @@ def test_an_epilogue_is_part_of_a_kernel():
                    (p.G * p.C,))
     assert targets(hlo) == ["jax_deconv_kernel"] and "-DBIAS=1" in hlo and "v<0.f?0.2" in hlo
     assert not {"add", "multiply", "select"} & set(operations(hlo))
+
+
+@pytest.mark.parametrize("result", [None, jnp.bfloat16, jnp.float32])
+def test_float8_is_not_left_to_xla(result):
+    """The same calls as bfloat16 has, or as float32 has where the sum is rounded to float8 once."""
+    def function(x, w):
+        return conv_transpose(x, w, (2, 2), "SAME", preferred_element_type=result)
+
+    hlo = compiled(function, (8, 16, 16, 64), (4, 4, 64, 32), dtype=jnp.float8_e4m3fn)
+    assert targets(hlo) == ["jax_deconv_x"] and "convolution" not in operations(hlo)
+
+
+def test_float8_with_scales():
+    """Forward pass and both gradients: three calls in bfloat16."""
+    def step(x, w, cotangent):
+        out, pull = jax.vjp(lambda x, w: float8.conv_transpose(x, w, (2, 2), "SAME", activation="relu"), x, w)
+        return out, *pull(cotangent)
+
+    hlo = compiled(step, (8, 16, 16, 64), (4, 4, 64, 32), (8, 32, 32, 32))
+    assert targets(hlo) == ["jax_deconv_w", "jax_deconv_x", "jax_deconv_y"]
+    assert "convolution" not in operations(hlo)
+    # What the calls multiply has been rounded to float8.  XLA likes to drop that.
+    made = dict(re.findall(r"(%[\w.-]+) = (\w+)\[", hlo))
+    widened = re.findall(r"bf16\[[\d,]*\]\S* convert\((%[\w.-]+)\)", hlo)
+    assert sorted(made[name] for name in widened if made[name] != "f32") == ["f8e4m3fn", "f8e4m3fn", "f8e5m2"]
+    assert operations(hlo).count("clamp") == 3

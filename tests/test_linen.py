@@ -34,7 +34,8 @@ from jax_deconv.linen import ConvTranspose  # noqa: E402
 
 def test_constructor_is_flax_s():
     ours, theirs = ({f.name: f for f in dataclasses.fields(c)} for c in (ConvTranspose, nn.ConvTranspose))
-    new = ["feature_group_count", "output_padding", "use_consistent_padding", "activation", "policy"]
+    new = ["feature_group_count", "output_padding", "use_consistent_padding", "activation", "policy",
+           "float8"]
     assert [n for n in ours if n not in new] == list(theirs)
     assert all(ours[n].default is theirs[n].default for n in theirs if n not in ("parent", "bias_init"))
     assert all(ours[n].kw_only for n in new)

@@ -40,7 +40,8 @@ def make(layer, settings, in_features, seed=0, **more):
 
 def test_constructor_is_flax_s():
     ours, theirs = (inspect.signature(c.__init__).parameters for c in (ConvTranspose, nnx.ConvTranspose))
-    new = ["feature_group_count", "output_padding", "use_consistent_padding", "activation", "policy"]
+    new = ["feature_group_count", "output_padding", "use_consistent_padding", "activation", "policy",
+           "float8"]
     assert [n for n in ours if n not in new] == list(theirs)
     assert all(ours[n].kind == theirs[n].kind for n in theirs)
     assert all(ours[n].default is theirs[n].default for n in theirs if not n.endswith("_metadata"))
