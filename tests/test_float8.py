@@ -331,8 +331,8 @@ def test_training_reaches_the_loss_of_bfloat16():
                 codes = ConvTranspose(features, activation=activation, **settings)(codes)
             return codes
 
-    codes, noise = normal(8, 3, 3, 4), 0.2
-    waves = jnp.linspace(1, 3, 8)[:, None] * jnp.linspace(0, 2, 24)
+    codes, noise = normal(8, 2, 2, 4), 0.2
+    waves = jnp.linspace(1, 3, 8)[:, None] * jnp.linspace(0, 2, 16)
     pictures = jnp.sin(2 * waves)[:, :, None, None] * jnp.cos(waves)[:, None, :, None]
 
     def train(recipe):
@@ -349,7 +349,7 @@ def test_training_reaches_the_loss_of_bfloat16():
         # Flax's TrainState tells what to overwrite from what to optimise, where there is something to overwrite.
         start = model.init(jax.random.key(0), codes)
         state = TrainState.create(apply_fn=model.apply, params=start, tx=optax.adam(1e-2))
-        keys = jax.random.split(jax.random.key(1), 250)
+        keys = jax.random.split(jax.random.key(1), 180)
         losses = jax.jit(lambda state: lax.scan(step, state, keys)[1])(state)
         return float(losses[-20:].mean())
 
