@@ -18,7 +18,7 @@ from jax_deconv.policy import Policy
 from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 
 FORMS = {"chosen": None, "conv": forms.conv, "split_conv": forms.split_conv, "taps": forms.taps,
-         "split_taps": forms.split_taps, "depthwise": forms.depthwise}
+         "split_taps": forms.split_taps, "windows": forms.windows, "depthwise": forms.depthwise}
 TOLERANCE = {"float32": 1e-5, "complex64": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "float8_e4m3fn": 0.1}
 
 
@@ -95,6 +95,14 @@ def test_large_kernels_do_not_unroll(role, form):
     jaxpr = jax.make_jaxpr(xla.build(problem, Policy(), "cpu", FORMS[form]))(
         *(jnp.zeros(problem.shape(r)) for r in GIVEN[role]))
     assert len(str(jaxpr).splitlines()) < 400
+
+
+@pytest.mark.parametrize("role", Role, ids=str)
+def test_windows_in_many_blocks(role, monkeypatch):
+    """More blocks than the two there are at least, the last one overlapping the one before."""
+    monkeypatch.setattr(forms, "BLOCK", 100)
+    check(role, [Axis(9, 5, 3, 2, 1, 1), Axis(7, 7, 3, 1, 1, 1)], forms.windows)
+    check(role, [Axis(9, 5, 3, 2, 1, 1), Axis(11, 7, 3, 1, 2, 1)], forms.windows)
 
 
 def test_rounds_once():

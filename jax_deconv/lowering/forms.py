@@ -34,6 +34,12 @@ from jax_deconv.problem import GIVEN, Axis, ConvProblem, Role
 # Products written out one by one; a larger kernel becomes a loop, to bound the size of the program.
 UNROLL = 32
 
+# So few columns waste most of a product's registers.
+NARROW = 8
+
+# Elements of the windows that are copied at a time: they stay in the cache, and memory is bounded.
+BLOCK = 2 ** 20
+
 _LETTERS = "abdefhijlmopqrtuvwxyz"  # spatial axes in einsum: all but n, s, g, k, c
 
 
@@ -253,12 +259,18 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
             return part if total is None else total + part
 
         # The loop starts from the first product, whose type is that of all.
-        out = step(0, None)
-        if taps <= UNROLL:
+        if p.role is Role.X and q.G == 1 and q.C <= NARROW and taps <= UNROLL:
+            # One product has enough columns for a matrix unit only with all taps side by side.
+            columns = w.transpose(3, 0, 1, 2, 4).reshape(p.K, -1)
+            parts = jnp.matmul(y.reshape(-1, p.K), columns, precision=precision, preferred_element_type=wide)
+            parts = parts.reshape(*y.shape[:-2], *w.shape[:3], p.C)
+            out = functools.reduce(lambda total, tap: add(total, parts[..., tap, :, :, :], tap), range(taps), None)
+        elif taps <= UNROLL:
+            out = step(0, None)
             for tap in range(1, taps):
                 out = step(tap, out)
         else:
-            out = lax.fori_loop(1, taps, step, out)
+            out = lax.fori_loop(1, taps, step, step(0, None))
 
     if p.role is Role.W:
         out = out.reshape(*(v.kernel for v in q.geometry), *out.shape[1:])
@@ -271,6 +283,82 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
 
 taps = functools.partial(_taps, split=False)
 split_taps = functools.partial(_taps, split=True)
+
+
+def _mirrored(p: ConvProblem) -> ConvProblem:
+    """Without stride, x and y trade places where the kernel is reversed: roles x and y, too."""
+    geometry = tuple(Axis(x_size=v.y_size, y_size=v.x_size, kernel=v.kernel, dilation=v.dilation,
+                          pad_lo=v.extent - 1 - v.pad_lo) for v in p.geometry)
+    role = {Role.X: Role.Y, Role.Y: Role.X, Role.W: Role.W}[p.role]
+    return dataclasses.replace(p, role=role, C=p.K, K=p.C, geometry=geometry)
+
+
+def windows(p: ConvProblem, precision, a, b):
+    """One product for all taps: each window of x is copied to a row of a matrix, block after block.
+
+    A gather of whole runs of memory copies fast where its source is an array: the padding must not be
+    fused into it.  The loop over blocks sees to that, and there are two at least.
+    """
+    flat_size = p.N * math.prod(v.x_size + v.pad_lo + v.pad_hi for v in p.geometry) * p.C
+    if p.G > 1 or not isinstance(flat_size, int) or flat_size >= 2 ** 31:
+        return taps(p, precision, a, b)
+    if p.role is Role.X:
+        if not can_split(p):
+            return taps(p, precision, a, b)
+        if any(v.stride > 1 for v in p.geometry):
+            return split_conv(p, precision, a, b, windows)
+        return windows(_mirrored(p), precision, a, lax.rev(b, range(p.rank)).swapaxes(-1, -2))
+
+    wide = _accumulator(a.dtype)
+    dot = functools.partial(jnp.einsum, precision=precision, preferred_element_type=wide)
+    x = _pad(a, [(0, 0)] + [(v.pad_lo, v.pad_hi) for v in p.geometry])
+    steps = [math.prod(x.shape[i + 1:]) for i in range(1 + p.rank)]  # of N and X, in elements
+    kernel = [v.kernel for v in p.geometry]
+    outer, run = p.geometry, p.C
+    if outer and outer[-1].dilation == 1:  # the last axis of a window is one run with its channels
+        outer, run = outer[:-1], outer[-1].kernel * run
+    runs = jnp.zeros(1, jnp.int32)  # where they begin in a window
+    for v, step in zip(outer, steps[1:]):
+        runs = (runs[:, None] + jnp.arange(v.kernel, dtype=jnp.int32) * (v.dilation * step)).reshape(-1)
+
+    places = [p.N, *(v.y_size for v in p.geometry)]
+    total, width = math.prod(places), math.prod(kernel) * p.C
+    block = -(-total // max(2, -(-total * width // BLOCK)))
+    blocks = -(-total // block)
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+
+    def rows(first):
+        place = jnp.unravel_index(first + jnp.arange(block, dtype=jnp.int32), places)
+        start = sum(i * step * v for i, step, v in zip(place, steps, [1, *(v.stride for v in p.geometry)]))
+        out = lax.gather(x.reshape(-1), (start[:, None] + runs).reshape(-1, 1), numbers, (run,),
+                         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+        return out.reshape(block, width)
+
+    def begin(i):
+        return jnp.minimum(i * block, total - block)  # the last block may overlap the one before
+
+    if p.role is Role.Y:
+        w = b.swapaxes(-1, -2).reshape(width, p.K)
+
+        def make(i, out):
+            return lax.dynamic_update_slice_in_dim(out, dot("pt,tk->pk", rows(begin(i)), w), begin(i), 0)
+
+        return lax.fori_loop(0, blocks, make, jnp.zeros((total, p.K), wide)).reshape(*places, p.K)
+
+    y = b.reshape(total, p.K)
+    term = "pt,pk->tk" if p.K >= width else "pt,pk->kt"  # the longer axis last
+
+    def add(i, out):
+        pair = rows(begin(i)), lax.dynamic_slice_in_dim(y, begin(i), block)
+        if total % block:  # what the block before has added
+            fresh = begin(i) + jnp.arange(block)[:, None] >= i * block
+            pair = (jnp.where(fresh, t, 0) for t in pair)
+        return out + dot(term, *pair)
+
+    out = lax.fori_loop(0, blocks, add, jnp.zeros((width, p.K) if p.K >= width else (p.K, width), wide))
+    if p.K >= width:
+        out = out.T
+    return jnp.moveaxis(out.reshape(p.K, *kernel, p.C), 0, -2)
 
 
 def depthwise(p: ConvProblem, precision, a, b):

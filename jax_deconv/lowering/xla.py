@@ -58,19 +58,26 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
     if p.C == p.K == 1 and p.G > 1:
         return forms.depthwise
     dots = _dots(p, positions)
-    if p.role is Role.W or dtype != jnp.float32 or p.G > 1 or not 1 <= p.rank <= 3:
+    if dtype != jnp.float32 or p.G > 1 or not 1 <= p.rank <= 3:
         return dots
     overlap = kernel > stride and forms.can_split(p)
+    if p.role is Role.W:
+        # Few columns for each tap, or many zeros where the stride is taken out: all taps in one product.
+        wide = p.C * stride <= 64 or positions >= 256 and _waste(p) > 1.25
+        return forms.windows if overlap and wide else dots
     if p.role is Role.X:
         narrow = p.C * stride <= 8  # products of a few columns each
         if overlap and not narrow and p.K < 128 and _waste(p) < 1.5:
-            return forms.split_conv  # few channels to sum over: adding what overlaps outweighs the products
+            # Few channels to sum over: adding what overlaps outweighs the products.
+            return forms.windows if p.rank == 3 else forms.split_conv
         alike = p.rank == 2 and kernel <= forms.UNROLL and (positions < 128 or _waste(p) > 1.25)
         # Where dots gain little, `conv`: it reads the kernel as the user stored it, and they copy it.
-        return forms.conv if alike or narrow and p.rank < 3 else dots
+        return forms.conv if alike and not narrow else dots
     # Both copy the kernel here, and dots less of it at a time; but in 1D the stride is taken out by a reshape.
     if positions < 256 and (kernel <= forms.UNROLL or p.rank > 1):
         return forms.taps if kernel <= forms.UNROLL else dots
+    if overlap and p.rank > 1 and p.C * p.geometry[-1].kernel >= 16:
+        return forms.windows  # it copies runs of at least so many floats, which `conv` does no faster
     if p.rank == 3 or not overlap:
         return dots
     return forms.split_conv if kernel > 512 else forms.conv
