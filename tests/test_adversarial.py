@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an attack on the package once broke."""
 
+import functools
 import json
 import types
 
@@ -97,6 +98,24 @@ def test_export_with_symbolic_sizes(lhs, rhs):
     structs = [jax.ShapeDtypeStruct([scope if n == "s" else n for n in shape], jnp.float32) for shape in (lhs, rhs)]
     exported = jax.export.export(jax.jit(conv_transpose))(*structs)
     np.testing.assert_array_equal(exported.call(LHS, RHS), conv_transpose(LHS, RHS))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((-1, 0), (5, 4))], ids=str)
+@pytest.mark.parametrize("function", [jax_deconv.conv, jax_deconv.conv_transpose])
+def test_export_with_symbolic_space(function, padding, stride, groups):
+    def with_gradients(lhs, rhs):
+        call = functools.partial(function, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups)
+        out, vjp = jax.vjp(lambda a, b: call(a, b, (stride, stride), padding), lhs, rhs)
+        return out, *vjp(out)
+
+    lhs, rhs = (np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+                for shape in ((2, 9, 12, 4), (3, 4, 4 // groups, 4)))
+    height, width = jax.export.symbolic_shape("h, w", constraints=["h >= 8", "w >= 8"])
+    exported = jax.export.export(jax.jit(with_gradients))(jax.ShapeDtypeStruct((2, height, width, 4), jnp.float32), rhs)
+    for got, want in zip(exported.call(lhs, rhs), with_gradients(lhs, rhs)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("function", [

@@ -25,11 +25,15 @@ def split_axis(axis: Axis) -> tuple[Axis, int, tuple[int, int], tuple[int, int]]
     """The core of an axis, its padding after x, and the cuts off x and off y.
 
     In the core both paddings lie in [0, extent), and the one after x is the one before it where
-    `y_size` leaves the choice.  None where no window touches x.
+    `y_size` leaves the choice.  None where no window touches x.  A symbolic axis has no padding left.
 
     >>> split_axis(Axis(x_size=10, y_size=3, kernel=3, stride=2, pad_lo=-2))
     (Axis(x_size=8, y_size=3, kernel=3, stride=2, dilation=1, pad_lo=0), 0, (2, 0), (0, 0))
     """
+    if is_symbolic(axis):
+        # What cannot be compared is made even: x grows by its padding, or shrinks where that is negative.
+        core = dataclasses.replace(axis, x_size=axis.x_size + axis.pad_lo + axis.pad_hi, pad_lo=0)
+        return core, 0, (-axis.pad_lo, -axis.pad_hi), (0, 0)
     # The windows [first, last] touch x: the first ends in or after it, the last starts in or before it.
     first = max(0, -((axis.extent - 1 - axis.pad_lo) // axis.stride))
     last = min(axis.y_size - 1, (axis.x_size - 1 + axis.pad_lo) // axis.stride)
@@ -84,10 +88,11 @@ def split(problem: ConvProblem) -> Core | None:
     return Core(dataclasses.replace(problem, geometry=axes), pad_hi, {Role.X: x_cuts, Role.Y: y_cuts})
 
 
-def is_symbolic(problem: ConvProblem) -> bool:
+def is_symbolic(of: ConvProblem | Axis) -> bool:
     """Whether a size is known only when the program runs."""
-    sizes = [*problem.sizes.values(), *(s for axis in problem.geometry for s in (axis.x_size, axis.y_size))]
-    return not all(isinstance(size, int) for size in sizes)
+    if isinstance(of, Axis):
+        return not (isinstance(of.x_size, int) and isinstance(of.y_size, int))
+    return any(map(is_symbolic, of.geometry)) or not all(isinstance(size, int) for size in of.sizes.values())
 
 
 def is_empty(problem: ConvProblem) -> bool:

@@ -259,7 +259,7 @@ def _taps(p: ConvProblem, precision, a, b, *, split: bool):
             return part if total is None else total + part
 
         # The loop starts from the first product, whose type is that of all.
-        if p.role is Role.X and q.G == 1 and q.C <= NARROW and taps <= UNROLL:
+        if p.role is Role.X and q.G == 1 and isinstance(q.C, int) and q.C <= NARROW and taps <= UNROLL:
             # One product has enough columns for a matrix unit only with all taps side by side.
             columns = w.transpose(3, 0, 1, 2, 4).reshape(p.K, -1)
             parts = jnp.matmul(y.reshape(-1, p.K), columns, precision=precision, preferred_element_type=wide)

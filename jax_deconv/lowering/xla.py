@@ -52,6 +52,8 @@ def _choose_cpu(p: ConvProblem, dtype) -> Callable:
     dot's operands or results, one for each tap, take longer to move than to multiply.
     """
     kernel, stride = (math.prod(getattr(v, name) for v in p.geometry) for name in ("kernel", "stride"))
+    if any(map(core.is_symbolic, p.geometry)):
+        return forms.conv  # dots have reshapes that JAX cannot prove
     positions = p.N * math.prod(v.y_size for v in p.geometry) if isinstance(p.N, int) else math.inf
     if not (isinstance(p.C, int) and isinstance(p.K, int)):
         return _dots(p, positions)  # symbolic: nothing to weigh
