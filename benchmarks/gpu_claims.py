@@ -501,11 +501,15 @@ def main():
     for name in args.claims:
         start = time.time()
         try:
-            process = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True,
-                                     timeout=280)
+            # A crash shall say where it was; one at the end has its evidence all the same.
+            process = subprocess.run([sys.executable, "-X", "faulthandler", __file__, "--one", name],
+                                     capture_output=True, text=True, timeout=280)
             found = [line for line in process.stdout.splitlines() if line.startswith("EVIDENCE ")]
-            entry = ({"holds": True, "evidence": json.loads(found[-1][9:])} if process.returncode == 0 and found else
-                     {"holds": False, "status": process.returncode, "error": process.stderr[-6000:]})
+            entry = {"holds": process.returncode == 0 and bool(found)}
+            if found:
+                entry["evidence"] = json.loads(found[-1][9:])
+            if not entry["holds"]:
+                entry |= {"status": process.returncode, "error": process.stderr[-6000:]}
         except subprocess.TimeoutExpired:
             entry = {"holds": False, "error": "timed out"}
         except Exception:

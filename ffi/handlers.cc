@@ -151,6 +151,9 @@ ffi::Error ExecuteTime(CUstream stream, int32_t device, ffi::Result<ffi::AnyBuff
   Call call;
   JAX_DECONV_RETURN_IF_ERROR(DecodeCall(static_cast<Role>(attrs.role), *a, *b, *out, *workspace,
                                         conv, &call));
+  if (static_cast<int64_t>(workspace->size_bytes()) < kTimingWorkspace) {
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "too little workspace to time with");
+  }
   std::vector<Trial> trials;
   const int64_t* knobs = attrs.knobs.begin();
   for (size_t i = 0; i < attrs.engines.size(); ++i) {

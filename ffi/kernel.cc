@@ -69,24 +69,33 @@ ffi::Error FindSource(const std::string& name, std::string* text) {
   return ffi::Error::Success();
 }
 
-std::string& CacheDirectory() {
+std::mutex directory_mutex;
+
+std::string& Directory() {
   static auto* directory = new std::string;
   return *directory;
+}
+
+std::string CacheDirectory() {
+  std::lock_guard<std::mutex> lock(directory_mutex);
+  return Directory();
 }
 
 // One file of the cache: the key, a null byte, the machine code.  Its name is a hash of the key.
 class CacheFile {
  public:
   explicit CacheFile(std::string key) : key_(std::move(key)) {
+    const std::string directory = CacheDirectory();
+    if (directory.empty()) return;
     uint64_t hash = 14695981039346656037u;  // FNV-1a
     for (unsigned char c : key_) hash = (hash ^ c) * 1099511628211u;
     std::ostringstream name;
-    name << CacheDirectory() << "/" << std::hex << hash << ".cubin";
+    name << directory << "/" << std::hex << hash << ".cubin";
     path_ = name.str();
   }
 
   bool Read(std::string* cubin) const {
-    if (CacheDirectory().empty()) return false;
+    if (path_.empty()) return false;
     std::ifstream file(path_, std::ios::binary);
     std::ostringstream content;
     content << file.rdbuf();
@@ -100,7 +109,7 @@ class CacheFile {
 
   // Where it cannot be written it is compiled again.
   void Write(const std::string& cubin) const {
-    if (CacheDirectory().empty()) return;
+    if (path_.empty()) return;
     const std::string part = path_ + "." + std::to_string(getpid()) + "." +
                              std::to_string(reinterpret_cast<uintptr_t>(this));
     std::ofstream file(part, std::ios::binary);
@@ -110,7 +119,8 @@ class CacheFile {
   }
 
  private:
-  std::string key_, path_;
+  std::string key_;
+  std::string path_;  // empty where nothing is kept
 };
 
 // What is loaded on one device.
@@ -178,7 +188,10 @@ ffi::Error Load(const Driver& driver, int device, const std::string& cubin, cons
 
 }  // namespace
 
-void SetKernelCache(const std::string& directory) { CacheDirectory() = directory; }
+void SetKernelCache(const std::string& directory) {
+  std::lock_guard<std::mutex> lock(directory_mutex);
+  Directory() = directory;
+}
 
 void AddSource(const std::string& name, const std::string& text) {
   std::lock_guard<std::mutex> lock(sources_mutex);

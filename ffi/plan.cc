@@ -404,6 +404,22 @@ std::vector<Descriptor> Heuristics(const Cudnn* cudnn, const Graph& graph,
   return configs;
 }
 
+// What all heuristics propose, in turn, so that the best of each come first: either of the first two
+// misses plans that are up to 2.7 times as fast as any of the other's.
+std::vector<Descriptor> Proposals(const Cudnn* cudnn, const Graph& graph) {
+  std::vector<Descriptor> a = Heuristics(cudnn, graph, CUDNN_HEUR_MODE_A);
+  std::vector<Descriptor> b = Heuristics(cudnn, graph, CUDNN_HEUR_MODE_B);
+  std::vector<Descriptor> proposals;
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    if (i < a.size()) proposals.push_back(std::move(a[i]));
+    if (i < b.size()) proposals.push_back(std::move(b[i]));
+  }
+  for (Descriptor& config : Heuristics(cudnn, graph, CUDNN_HEUR_MODE_FALLBACK)) {
+    proposals.push_back(std::move(config));
+  }
+  return proposals;
+}
+
 // An execution plan, ready to run.
 struct Plan {
   Descriptor plan;
@@ -464,10 +480,8 @@ ffi::Error BuildPlan(const Cudnn* cudnn, cudnnHandle_t handle, const Problem& pr
       return ffi::Error::Success();
     }
   }
-  for (auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    for (const Descriptor& config : Heuristics(cudnn, graph, mode)) {
-      if (attempt(config)) return ffi::Error::Success();
-    }
+  for (const Descriptor& config : Proposals(cudnn, graph)) {
+    if (attempt(config)) return ffi::Error::Success();
   }
   // The last resort: any engine that fits, as it comes.
   int64_t engines = 0;
@@ -582,17 +596,15 @@ ffi::Error Candidates(const Problem& problem, int ordinal, std::vector<Candidate
   Graph graph;
   JAX_DECONV_RETURN_IF_ERROR(graph.Make(cudnn, device->builder, problem));
   std::set<std::pair<int64_t, std::vector<int64_t>>> seen;
-  for (auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    for (const Descriptor& config : Heuristics(cudnn, graph, mode)) {
-      EngineInfo info;
-      JAX_DECONV_RETURN_IF_ERROR(info.Read(cudnn, config));
-      if (!info.Permitted(problem)) continue;
-      Candidate candidate{{info.index, KnobsOf(cudnn, config), 0}, info.compiles};
-      if (!seen.emplace(candidate.choice.engine, candidate.choice.knobs).second) continue;
-      config.Get(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
-                 &candidate.choice.workspace);
-      candidates->push_back(std::move(candidate));
-    }
+  for (const Descriptor& config : Proposals(cudnn, graph)) {
+    EngineInfo info;
+    JAX_DECONV_RETURN_IF_ERROR(info.Read(cudnn, config));
+    if (!info.Permitted(problem)) continue;
+    Candidate candidate{{info.index, KnobsOf(cudnn, config), 0}, info.compiles};
+    if (!seen.emplace(candidate.choice.engine, candidate.choice.knobs).second) continue;
+    config.Get(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
+               &candidate.choice.workspace);
+    candidates->push_back(std::move(candidate));
   }
   return ffi::Error::Success();
 }

@@ -87,6 +87,9 @@ ffi::Error Prepare(const Problem& problem, const Choice& choice, int device);
 ffi::Error Run(const Problem& problem, const Choice& choice, int device, CUstream stream,
                const Buffers& buffers);
 
+// The bytes of workspace that there must be for timing: twice the L2 cache of the largest GPUs.
+inline constexpr int64_t kTimingWorkspace = 128 << 20;
+
 // Fills the operands with noise, then runs the trials one after the other: a first run, whose
 // values are compared with sums computed here in float64, and as many more as tell a fast one's
 // time.  Starts none after the budget is spent.  `w_order` is the physical order of the axes of w,

@@ -52,7 +52,7 @@ class Policy:
         algorithm that adds in an order that changes from run to run.
       autotune: on a GPU, ``"full"`` times candidates for a problem that the tuning store does not
         hold, ``"cached"`` uses the store alone, ``"off"`` neither.
-      workspace_limit: scratch memory that one call may use on a GPU, in MiB.
+      workspace_limit: scratch memory that one call may use on a GPU, in MiB; 4096 where none is given.
       algorithm: pins the way of computing: ``"xla"``, ``"cudnn"``, ``"phase"`` and ``"dense"`` (cuDNN, with the
         stride taken out or groups merged), ``"depthwise"``, ``"gemm"`` and ``"thin"`` (kernels of ours).  An error
         where it does not apply.

@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 1
 #: What timing cuDNN's plans for one problem may take.
-TIME_BUDGET = 0.25  # seconds
-CANDIDATES = 32
+TIME_BUDGET = 0.3  # seconds
+CANDIDATES = 80
 #: Variants of a kernel that are compiled and timed.
-VARIANTS = 6
+VARIANTS = 4
 #: TIME_BUDGET where plans are compiled first, each of which takes up to half a second.
 COMPILING_TIME_BUDGET = 1.0
 # The error that rounding alone explains, relative to float64 sums at sampled positions.
@@ -47,6 +47,8 @@ _TOLERANCE = {"float16": 2e-3, "bfloat16": 1.5e-2, "float32": 1e-3, "float64": 1
 
 #: A plan this close to the floor ends the search.
 _GOOD = 1.25
+#: Times that differ by less are equal, and the least workspace decides.
+_EQUAL = 1.02
 #: An algorithm is timed where its model promises no more than this many times the best time so far.
 _PROMISING = 1.4
 
@@ -57,8 +59,6 @@ ALGORITHMS = ("cudnn", *TRANSFORMS, *kernels.FAMILIES)
 #: What is chosen unasked.  `dense` multiplies what lies in one group by zeros of another, where an infinity or a NaN
 #: would cross over: from one member of a vmapped ensemble to the next, say.
 UNASKED = tuple(name for name in ALGORITHMS if name != "dense")
-#: Of these what is chosen only where its values have been checked, since its present form is new.
-_CHECKED = ("thin",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,9 @@ def _timed(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[st
                 _log.info("timing %s of %s failed: %s", name, describe(problem, policy), error)
     if not found:
         return None
-    microseconds, plan = min(found)
+    best = min(found)[0]
+    microseconds, plan = min((item for item in found if item[0] <= _EQUAL * best),
+                             key=lambda item: (item[1].workspace, item[0]))
     return Choice(plan, "timed", microseconds)
 
 
@@ -201,8 +203,6 @@ def _predicted(problem: ConvProblem, policy: Policy, algorithms: Sequence[str]) 
 
 def _modelled(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Plan:
     """The plan that the models favour."""
-    if policy.algorithm is None:
-        algorithms = [name for name in algorithms if name not in _CHECKED]
     for _, name, variant in _predicted(problem, policy, algorithms):
         if name in kernels.FAMILIES:
             plans = kernels.plans(name, problem, policy, device)

@@ -20,6 +20,9 @@ from jax_deconv.problem import GIVEN, ConvProblem, Role, wider
 
 #: The workspace of calls whose plan is chosen when they run, in bytes.
 DEFAULT_WORKSPACE = 64 << 20
+#: The workspace that a call may use where a policy sets no limit, in bytes: XLA's own.  cuDNN proposes plans that
+#: want hundreds of times as much.
+WORKSPACE_LIMIT = 4 << 30
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -80,9 +83,9 @@ def default_plan(policy) -> Plan:
     return Plan("cudnn", workspace=min(DEFAULT_WORKSPACE, workspace_limit(policy)))
 
 
-def workspace_limit(policy) -> float:
+def workspace_limit(policy) -> int:
     """The bytes of workspace that a policy allows."""
-    return math.inf if policy.workspace_limit is None else policy.workspace_limit << 20
+    return WORKSPACE_LIMIT if policy.workspace_limit is None else policy.workspace_limit << 20
 
 
 def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan, bool]]:
