@@ -376,7 +376,8 @@ def depthwise(p: ConvProblem, precision, a, b):
         return lax.map(image, (a, b)).sum(0).reshape(*(v.kernel for v in p.geometry), p.G, 1)
 
     if p.role is Role.Y and count <= 2 * UNROLL:
-        w = b.reshape(count, p.G).astype(wide)
+        # XLA would leave the kernel as the user's order has it, and gather its channels for every product.
+        w = lax.optimization_barrier(b.reshape(count, p.G).astype(wide))
         if all(v.stride == 1 for v in p.geometry):
             x = _pad(a.astype(wide), pads)
             parts = (window(x, tap) * w[tap] for tap in range(count))
