@@ -20,6 +20,11 @@ _AUTOTUNE = ("off", "cached", "full")
 _ALGORITHMS = ("xla", "cudnn", "phase", "dense", "depthwise", "gemm", "thin")
 
 
+#: The MiB of workspace that a call may use where a policy sets no limit: XLA's own.  cuDNN proposes plans that want
+#: hundreds of times as much.
+_WORKSPACE_LIMIT = 4096
+
+
 def _precision(value) -> lax.Precision | None:
     """The stricter of the two operands' precisions, from any spelling that lax accepts."""
     if value is None or isinstance(value, lax.Precision):
@@ -95,6 +100,11 @@ class Policy:
         if self.backward is not None and outer.backward is not None:
             said["backward"] = self.backward.over(outer.backward)
         return dataclasses.replace(outer, **{name: v for name, v in said.items() if v is not None})
+
+
+def workspace_bytes(policy: Policy) -> int:
+    """The bytes of workspace that a policy allows a call."""
+    return (_WORKSPACE_LIMIT if policy.workspace_limit is None else policy.workspace_limit) << 20
 
 
 _DEFAULT = Policy(deterministic=False, autotune="full", strict=False)

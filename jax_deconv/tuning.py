@@ -28,7 +28,7 @@ from jax_deconv import _ffi
 from jax_deconv._cache import directory
 from jax_deconv.lowering import cost, cudnn, dense, kernels, phase
 from jax_deconv.lowering.plan import Plan
-from jax_deconv.policy import Policy
+from jax_deconv.policy import Policy, workspace_bytes
 from jax_deconv.problem import ConvProblem
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def choose(problem: ConvProblem, policy: Policy, *, may_time: bool, algorithms: 
         store, key = Store.of(device), describe(problem, policy)
         choice = store.get(key)
         if (choice is not None and choice.plan.algorithm in algorithms
-                and choice.plan.workspace <= cudnn.workspace_limit(policy)
+                and choice.plan.workspace <= workspace_bytes(policy)
                 and _exists(problem, policy, device, choice.plan)):
             return choice
         if policy.autotune == "full" and may_time and (choice := _timed(problem, policy, device, algorithms)):
@@ -153,7 +153,7 @@ def _time_cudnn(problem: ConvProblem, policy: Policy, device, *_) -> list[tuple[
 
 def _time_kernels(problem: ConvProblem, policy: Policy, device, family: str, _) -> list[tuple[float, Plan]]:
     plans = [plan for plan in kernels.plans(family, problem, policy, device)
-             if plan.workspace <= cudnn.workspace_limit(policy)][:VARIANTS]
+             if plan.workspace <= workspace_bytes(policy)][:VARIANTS]
     if not plans:
         return []
     with concurrent.futures.ThreadPoolExecutor(VARIANTS) as executor:  # compilation is most of the time
@@ -206,7 +206,7 @@ def _modelled(problem: ConvProblem, policy: Policy, device, algorithms: Sequence
     for _, name, variant in _predicted(problem, policy, algorithms):
         if name in kernels.FAMILIES:
             plans = kernels.plans(name, problem, policy, device)
-            plan = next((plan for plan in plans if plan.workspace <= cudnn.workspace_limit(policy)), None)
+            plan = next((plan for plan in plans if plan.workspace <= workspace_bytes(policy)), None)
             if plan is not None:
                 return plan
             continue

@@ -16,13 +16,11 @@ import numpy as np
 from jax_deconv import _ffi
 from jax_deconv.lowering import core, trials
 from jax_deconv.lowering.plan import Plan
+from jax_deconv.policy import workspace_bytes
 from jax_deconv.problem import GIVEN, ConvProblem, Role, wider
 
 #: The workspace of calls whose plan is chosen when they run, in bytes.
 DEFAULT_WORKSPACE = 64 << 20
-#: The workspace that a call may use where a policy sets no limit, in bytes: XLA's own.  cuDNN proposes plans that
-#: want hundreds of times as much.
-WORKSPACE_LIMIT = 4 << 30
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -80,12 +78,7 @@ def _part(problem: ConvProblem) -> tuple[core.Core, int]:
 
 def default_plan(policy) -> Plan:
     """The plan of calls that nothing is known about: the best that fits, found when they first run."""
-    return Plan("cudnn", workspace=min(DEFAULT_WORKSPACE, workspace_limit(policy)))
-
-
-def workspace_limit(policy) -> int:
-    """The bytes of workspace that a policy allows."""
-    return WORKSPACE_LIMIT if policy.workspace_limit is None else policy.workspace_limit << 20
+    return Plan("cudnn", workspace=min(DEFAULT_WORKSPACE, workspace_bytes(policy)))
 
 
 def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan, bool]]:
@@ -101,7 +94,7 @@ def candidates(problem: ConvProblem, policy, device: int = 0) -> list[tuple[Plan
     found = _ffi.native.candidates(trials.ROLES.index(problem.role), dtype=name, out_dtype=name, device=device,
                                    **shapes, **attributes)
     return [(Plan("cudnn", engine=engine, knobs=tuple(knobs), workspace=workspace), compiles)
-            for engine, knobs, workspace, compiles in found if workspace <= workspace_limit(policy)]
+            for engine, knobs, workspace, compiles in found if workspace <= workspace_bytes(policy)]
 
 
 def measure(problem: ConvProblem, policy, plans: Sequence[Plan], **options) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from jax_deconv.lowering.cuda import TYPES, Kernel, Launch
-from jax_deconv.policy import Policy
+from jax_deconv.policy import Policy, workspace_bytes
 from jax_deconv.problem import Axis, ConvProblem, Role
 
 _MOST_CHANNELS = 4  # of a group; beyond, products bound it and tensor cores pay
@@ -44,7 +44,7 @@ def why_not(problem: ConvProblem, policy: Policy) -> str | None:
     if max(axis.stride for axis in _axes(problem)) > _MOST_STRIDE:
         return f"a stride beyond {_MOST_STRIDE}"
     if problem.role is Role.W and _most_slabs(problem, policy) < 1:
-        return f"the partial sums exceed the workspace limit of {policy.workspace_limit} MiB"
+        return f"the partial sums exceed the workspace limit of {workspace_bytes(policy) >> 20} MiB"
     return None
 
 
@@ -62,8 +62,7 @@ def kernels(problem: ConvProblem, policy: Policy) -> list[Kernel]:
 
 def _most_slabs(problem: ConvProblem, policy: Policy) -> int:
     """How many times w fits into the workspace, in float32."""
-    limit = policy.workspace_limit
-    return _MOST_INDEX if limit is None else limit * 2**20 // (4 * math.prod(problem.shape(Role.W)))
+    return workspace_bytes(policy) // (4 * math.prod(problem.shape(Role.W)))
 
 
 def _axes(problem: ConvProblem) -> list[Axis]:
