@@ -26,7 +26,6 @@ import functools
 import importlib.util
 import json
 import math
-import os
 import pathlib
 import platform
 import subprocess
@@ -37,7 +36,7 @@ import jax
 from layers import layers
 
 from jax_deconv import activations
-from jax_deconv._bench import peers, report
+from jax_deconv._bench import peers, report, timing
 from jax_deconv._bench.timing import geometric_mean
 
 DTYPE = "bfloat16"
@@ -240,11 +239,8 @@ def main() -> int:
             continue
         command = [sys.executable, __file__, "--child", who, "--seconds", str(args.seconds), *["--tiny"] * args.tiny]
         command += ["--layers", *args.layers] if args.layers else []
-        # Kernels inside CUDA graphs do not name the program that they belong to.
-        flags = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
         begin = time.time()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                              env=os.environ | {"XLA_FLAGS": flags}) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=timing.environment()) as process:
             for line in process.stdout:
                 if not line.startswith("{"):
                     continue

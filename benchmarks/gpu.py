@@ -23,7 +23,7 @@ import time
 
 from layers import layers, shapes
 
-from jax_deconv._bench import report
+from jax_deconv._bench import report, timing
 from jax_deconv._bench.peers import ROLES, jax_row, torch_row
 from jax_deconv._bench.timing import geometric_mean
 
@@ -143,9 +143,7 @@ def main():
         command += ["--layers", *args.layers] if args.layers else []
         command += ["--only", *args.only] if args.only else []
         command += ["--seconds", str(args.seconds)]
-        # Kernels inside CUDA graphs do not name the program that they belong to.
-        environment = os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="}
-        process = subprocess.run(command, env=environment)
+        process = subprocess.run(command, env=timing.environment())
         if process.returncode:
             failures[child] = process.returncode
         if os.path.exists(path):

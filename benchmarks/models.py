@@ -24,7 +24,6 @@ import datetime
 import importlib.util
 import json
 import math
-import os
 import pathlib
 import platform
 import statistics
@@ -33,6 +32,7 @@ import sys
 import tempfile
 import time
 
+from jax_deconv._bench import timing
 from jax_deconv._bench.timing import geometric_mean, kernel_times, per_call
 from jax_deconv.explain import number, table
 
@@ -320,9 +320,7 @@ def main() -> int:
         path.unlink(missing_ok=True)
         command = [sys.executable, __file__, "--child", child, "--out", str(path), "--steps", str(args.steps),
                    "--seconds", str(args.seconds), "--models", *args.models] + ["--tiny"] * args.tiny
-        # Kernels inside CUDA graphs do not name the program that they belong to.
-        flags = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
-        process = subprocess.run(command, env=os.environ | {"XLA_FLAGS": flags})
+        process = subprocess.run(command, env=timing.environment())
         if process.returncode:
             failures[child] = process.returncode
         if path.exists():

@@ -11,14 +11,13 @@ import dataclasses
 import datetime
 import importlib.util
 import json
-import os
 import pathlib
 import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from jax_deconv._bench import report
+from jax_deconv._bench import report, timing
 from jax_deconv._bench.layers import Layer
 from jax_deconv._bench.peers import ROLES, TOLERANCE
 
@@ -72,10 +71,8 @@ def bench(layers: Sequence[Layer], dtypes: Sequence[str] | None, *, out: pathlib
 
 def _run(who: str, order: dict) -> tuple[dict, list[dict], bool]:
     """What a child says of itself, its rows, and whether it failed."""
-    # Kernels inside CUDA graphs do not name the program that they belong to.
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
     with subprocess.Popen([sys.executable, "-m", __name__, who], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True, env=os.environ | {"XLA_FLAGS": flags}) as child:
+                          text=True, env=timing.environment()) as child:
         child.stdin.write(json.dumps(order))
         child.stdin.close()
         said = (json.loads(line) for line in child.stdout if line.startswith("{"))
