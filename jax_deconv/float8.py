@@ -208,7 +208,7 @@ def conv_transpose(
         output_shape=output_shape)
     return api.forward(Role.X, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
                        preferred_element_type=preferred_element_type, policy=resolve(policy, precision),
-                       differentiable=functools.partial(_scaled, recipe, state))
+                       differentiable=functools.partial(_differentiable, recipe, state))
 
 
 def conv(
@@ -239,7 +239,7 @@ def conv(
                                      feature_group_count=feature_group_count)
     return api.forward(Role.Y, placement, lhs, rhs, bias=bias, residual=residual, activation=activation,
                        preferred_element_type=preferred_element_type, policy=resolve(policy, precision),
-                       differentiable=functools.partial(_scaled, recipe, state))
+                       differentiable=functools.partial(_differentiable, recipe, state))
 
 
 def _check(recipe, state, lhs, rhs) -> None:
@@ -266,17 +266,13 @@ def _sums(dtype) -> np.dtype:
     return np.dtype(dtype) if dtype == jnp.bfloat16 else wider(dtype, jnp.float32)
 
 
-def _scaled(recipe, state, *arguments) -> jax.Array:
-    return _differentiable(recipe, *arguments, state)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 2, 3, 4, 5, 6))
 def _differentiable(*arguments):
     return _forward(*arguments)[0]
 
 
-def _forward(recipe: Recipe, role: Role, placement: Placement, dtype, policy: Policy, activation: Activation | None,
-             a, b, bias, residual, state: State | None):
+def _forward(recipe: Recipe, state: State | None, role: Role, placement: Placement, dtype, policy: Policy,
+             activation: Activation | None, a, b, bias, residual):
     known = state or (None, None, None)
     (qa, a_scale, input), (qb, b_scale, kernel) = (quantize(t, recipe.forward, s) for t, s in zip((a, b), known))
     out = api.compute(role, placement, _sums(dtype), policy, None, qa, qb)
@@ -308,7 +304,7 @@ def _backward(recipe: Recipe, role: Role, placement: Placement, dtype, policy: P
         return sharding.like(out.astype(like.dtype), like)
 
     state = None if known is None else State(input, kernel, output_grad)
-    return *map(gradient, GIVEN[role], (types.lhs, types.rhs)), bias, residual, state
+    return state, *map(gradient, GIVEN[role], (types.lhs, types.rhs)), bias, residual
 
 
 _differentiable.defvjp(_forward, _backward)

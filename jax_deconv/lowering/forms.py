@@ -286,11 +286,10 @@ split_taps = functools.partial(_taps, split=True)
 
 
 def _mirrored(p: ConvProblem) -> ConvProblem:
-    """Without stride, x and y trade places where the kernel is reversed: roles x and y, too."""
+    """Role x without stride as role y: x and y trade places where the kernel is reversed."""
     geometry = tuple(Axis(x_size=v.y_size, y_size=v.x_size, kernel=v.kernel, dilation=v.dilation,
                           pad_lo=v.extent - 1 - v.pad_lo) for v in p.geometry)
-    role = {Role.X: Role.Y, Role.Y: Role.X, Role.W: Role.W}[p.role]
-    return dataclasses.replace(p, role=role, C=p.K, K=p.C, geometry=geometry)
+    return dataclasses.replace(p, role=Role.Y, C=p.K, K=p.C, geometry=geometry)
 
 
 def windows(p: ConvProblem, precision, a, b):
@@ -346,7 +345,7 @@ def windows(p: ConvProblem, precision, a, b):
         return lax.fori_loop(0, blocks, make, jnp.zeros((total, p.K), wide)).reshape(*places, p.K)
 
     y = b.reshape(total, p.K)
-    term = "pt,pk->tk" if p.K >= width else "pt,pk->kt"  # the longer axis last
+    shape, term = ((width, p.K), "pt,pk->tk") if p.K >= width else ((p.K, width), "pt,pk->kt")  # the longer axis last
 
     def add(i, out):
         pair = rows(begin(i)), lax.dynamic_slice_in_dim(y, begin(i), block)
@@ -355,9 +354,8 @@ def windows(p: ConvProblem, precision, a, b):
             pair = (jnp.where(fresh, t, 0) for t in pair)
         return out + dot(term, *pair)
 
-    out = lax.fori_loop(0, blocks, add, jnp.zeros((width, p.K) if p.K >= width else (p.K, width), wide))
-    if p.K >= width:
-        out = out.T
+    out = lax.fori_loop(0, blocks, add, jnp.zeros(shape, wide))
+    out = out.T if p.K >= width else out
     return jnp.moveaxis(out.reshape(p.K, *kernel, p.C), 0, -2)
 
 
