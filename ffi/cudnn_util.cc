@@ -169,9 +169,9 @@ ffi::Error CudnnError(cudnnStatus_t status, const char* call) {
 }
 
 ffi::Error DriverError(CUresult result, const char* call) {
-  const char* name = "unknown error";
+  const char* name = nullptr;  // also of codes that the driver does not know
   Get().driver_functions.get_error_name(result, &name);
-  return ffi::Error::Internal(std::string(name) + " from " + call);
+  return ffi::Error::Internal(std::string(name == nullptr ? "unknown error" : name) + " from " + call);
 }
 
 }  // namespace jax_deconv

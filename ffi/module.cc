@@ -113,6 +113,7 @@ int64_t CudnnVersion() {
 NB_MODULE(_ffi_native, m) {
   using namespace jax_deconv;
   m.attr("PLAN_VERSION") = kPlanVersion;
+  m.attr("TIMING_WORKSPACE") = kTimingWorkspace;
   m.attr("FFI_API_VERSION") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("registrations", Registrations);
   m.def("set_library_directories", SetLibraryDirectories);

@@ -322,8 +322,8 @@ class Timer {
     // The first run may have loaded code, which takes up to some milliseconds.
     if (once < kHopeless * best_ + kLoading) JAX_DECONV_RETURN_IF_ERROR(RunOnce(trial, &once));
     if (once < kHopeless * best_ + kLaunching) {
-      JAX_DECONV_RETURN_IF_ERROR(
-          Repeat(trial.run, std::clamp(static_cast<int>(kSpent / once), 1, kMostRuns), &once));
+      const int runs = static_cast<int>(kSpent / std::max(once, kShortest));
+      JAX_DECONV_RETURN_IF_ERROR(Repeat(trial.run, std::clamp(runs, 1, kMostRuns), &once));
       once = std::max(once - flushing_, kShortest);
     }
     best_ = std::min(best_, once);

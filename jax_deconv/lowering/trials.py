@@ -19,7 +19,6 @@ from jax_deconv.problem import GIVEN, ConvProblem, Role
 
 ROLES = (Role.X, Role.Y, Role.W)  # as the native module numbers them
 CHANNELS_LAST = 1  # as the native module numbers layouts
-_TIMING_WORKSPACE = 128 << 20  # what the native module's timer asks for, to empty the L2 cache with
 
 
 def attributes(problem: ConvProblem, part: core.Core, policy) -> dict:
@@ -68,7 +67,7 @@ def measure(part: core.Core, attributes: dict, *, plans: Sequence[Plan] = (), ke
                for role in tensors]
     workspaces = [*(plan.workspace for plan in plans), *(size for _, size in kernels)]
     # XLA allocates everything: what is timed are its results.
-    results = [*buffers, jax.ShapeDtypeStruct((max(*workspaces, _TIMING_WORKSPACE),), jnp.uint8),
+    results = [*buffers, jax.ShapeDtypeStruct((max(*workspaces, _ffi.native.TIMING_WORKSPACE),), jnp.uint8),
                jax.ShapeDtypeStruct((len(workspaces), 2), jnp.float32)]
     last = layout(problem.rank + 2)
     w_order = tuple(w_order or last)
