@@ -57,6 +57,7 @@ struct TimeAttrs {
   bool tf32;
   bool deterministic;
   double budget_us;  // no candidate is started after that
+  double patience;   // how many times as long as the best a candidate may take
   int64_t seed;
   int64_t plan_version;
 };
@@ -83,7 +84,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<jax_deconv::Ints>("knob_counts"), StructMember<jax_deconv::Ints>("workspaces"),
     StructMember<std::string_view>("kernels"), StructMember<jax_deconv::Ints>("w_order"),
     StructMember<bool>("tf32"), StructMember<bool>("deterministic"),
-    StructMember<double>("budget_us"), StructMember<int64_t>("seed"),
-    StructMember<int64_t>("plan_version"));
+    StructMember<double>("budget_us"), StructMember<double>("patience"),
+    StructMember<int64_t>("seed"), StructMember<int64_t>("plan_version"));
 
 #endif  // JAX_DECONV_FFI_ATTRS_H_

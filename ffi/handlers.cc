@@ -172,8 +172,8 @@ ffi::Error ExecuteTime(CUstream stream, int32_t device, ffi::Result<ffi::AnyBuff
   }
   std::vector<Timing> timings;
   JAX_DECONV_RETURN_IF_ERROR(Explain(
-      Time(call.problem, Vector(attrs.w_order), trials, attrs.budget_us, attrs.seed, stream,
-           call.buffers, &timings),
+      Time(call.problem, Vector(attrs.w_order), trials, attrs.budget_us, attrs.patience,
+           attrs.seed, stream, call.buffers, &timings),
       call));
   const Driver* driver;
   JAX_DECONV_RETURN_IF_ERROR(GetDriver(&driver));

@@ -404,18 +404,28 @@ std::vector<Descriptor> Heuristics(const Cudnn* cudnn, const Graph& graph,
   return configs;
 }
 
-// What all heuristics propose, in turn, so that the best of each come first: either of the first two
-// misses plans that are up to 2.7 times as fast as any of the other's.
-std::vector<Descriptor> Proposals(const Cudnn* cudnn, const Graph& graph) {
-  std::vector<Descriptor> a = Heuristics(cudnn, graph, CUDNN_HEUR_MODE_A);
-  std::vector<Descriptor> b = Heuristics(cudnn, graph, CUDNN_HEUR_MODE_B);
+// Whether the first window along an axis ends beyond x.  Of filter gradients of groups in 16 bits
+// where it does, CUDNN_HEUR_MODE_B dies of a null pointer (cuDNN 9.19).
+bool WindowExceedsX(const Problem& problem) {
+  for (size_t i = 0; i < problem.stride.size(); ++i) {
+    const int64_t window = (problem.w[i + 2] - 1) * problem.dilation[i] + 1;
+    if (problem.x[i + 2] + problem.pad_lo[i] < window) return true;
+  }
+  return false;
+}
+
+// What the heuristics propose: two of them in turn, so that the best of each come first (either misses
+// plans that are up to 2.7 times as fast as any of the other's), or the one for where these have nothing
+// that will do.  Among what that one proposes are engines that take seconds.
+std::vector<Descriptor> Proposals(const Cudnn* cudnn, const Graph& graph, const Problem& problem,
+                                  bool fallback) {
+  if (fallback) return Heuristics(cudnn, graph, CUDNN_HEUR_MODE_FALLBACK);
+  std::vector<Descriptor> a = Heuristics(cudnn, graph, CUDNN_HEUR_MODE_A), b;
+  if (!WindowExceedsX(problem)) b = Heuristics(cudnn, graph, CUDNN_HEUR_MODE_B);
   std::vector<Descriptor> proposals;
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
     if (i < a.size()) proposals.push_back(std::move(a[i]));
     if (i < b.size()) proposals.push_back(std::move(b[i]));
-  }
-  for (Descriptor& config : Heuristics(cudnn, graph, CUDNN_HEUR_MODE_FALLBACK)) {
-    proposals.push_back(std::move(config));
   }
   return proposals;
 }
@@ -480,8 +490,10 @@ ffi::Error BuildPlan(const Cudnn* cudnn, cudnnHandle_t handle, const Problem& pr
       return ffi::Error::Success();
     }
   }
-  for (const Descriptor& config : Proposals(cudnn, graph)) {
-    if (attempt(config)) return ffi::Error::Success();
+  for (const bool fallback : {false, true}) {
+    for (const Descriptor& config : Proposals(cudnn, graph, problem, fallback)) {
+      if (attempt(config)) return ffi::Error::Success();
+    }
   }
   // The last resort: any engine that fits, as it comes.
   int64_t engines = 0;
@@ -596,15 +608,19 @@ ffi::Error Candidates(const Problem& problem, int ordinal, std::vector<Candidate
   Graph graph;
   JAX_DECONV_RETURN_IF_ERROR(graph.Make(cudnn, device->builder, problem));
   std::set<std::pair<int64_t, std::vector<int64_t>>> seen;
-  for (const Descriptor& config : Proposals(cudnn, graph)) {
-    EngineInfo info;
-    JAX_DECONV_RETURN_IF_ERROR(info.Read(cudnn, config));
-    if (!info.Permitted(problem)) continue;
-    Candidate candidate{{info.index, KnobsOf(cudnn, config), 0}, info.compiles};
-    if (!seen.emplace(candidate.choice.engine, candidate.choice.knobs).second) continue;
-    config.Get(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
-               &candidate.choice.workspace);
-    candidates->push_back(std::move(candidate));
+  for (const bool fallback : {false, true}) {
+    const bool enough = fallback && !candidates->empty();
+    for (const Descriptor& config : Proposals(cudnn, graph, problem, fallback)) {
+      EngineInfo info;
+      JAX_DECONV_RETURN_IF_ERROR(info.Read(cudnn, config));
+      // Nothing but the fallback proposes the engines that are compiled; its others are slow.
+      if (!info.Permitted(problem) || (enough && !info.compiles)) continue;
+      Candidate candidate{{info.index, KnobsOf(cudnn, config), 0}, info.compiles};
+      if (!seen.emplace(candidate.choice.engine, candidate.choice.knobs).second) continue;
+      config.Get(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
+                 &candidate.choice.workspace);
+      candidates->push_back(std::move(candidate));
+    }
   }
   return ffi::Error::Success();
 }

@@ -63,7 +63,8 @@ struct Trial {
   std::function<ffi::Error()> run;
 };
 
-// How one candidate did; NaN where it was not tried or failed.
+// How one candidate did; NaN where it was not tried or failed, the error also where it was too slow
+// to be looked at.
 struct Timing {
   float microseconds;
   float error;  // relative to a float64 reference, at sampled outputs
@@ -75,8 +76,7 @@ int64_t Count(const std::vector<int64_t>& dims);
 // The distance in elements between neighbours along each logical axis.
 std::vector<int64_t> Strides(const std::vector<int64_t>& dims, Layout layout);
 
-// Every plan that the problem's flags permit, as cuDNN's heuristics order them, most promising
-// first.  Builds nothing.
+// The plans that cuDNN's heuristics propose and the problem's flags permit, most promising first.  Builds nothing.
 ffi::Error Candidates(const Problem& problem, int device, std::vector<Candidate>* candidates);
 
 // Builds the plan and keeps it; when it is kept already, as in the steady state, a look-up.  A
@@ -90,13 +90,14 @@ ffi::Error Run(const Problem& problem, const Choice& choice, int device, CUstrea
 // The bytes of workspace that there must be for timing: twice the L2 cache of the largest GPUs.
 inline constexpr int64_t kTimingWorkspace = 128 << 20;
 
-// Fills the operands with noise, then runs the trials one after the other: a first run, whose
-// values are compared with sums computed here in float64, and as many more as tell a fast one's
-// time.  Starts none after the budget is spent.  `w_order` is the physical order of the axes of w,
+// Fills the operands with noise, then runs the trials one after the other: twice, and if that takes
+// no more than `patience` times as long as the best so far, as often as tells a fast one's time; the
+// values of these are compared with sums computed here in float64.  Starts none after the budget is
+// spent.  `w_order` is the physical order of the axes of w,
 // outermost first.  (timing.cc)
 ffi::Error Time(const Problem& problem, const std::vector<int64_t>& w_order,
-                const std::vector<Trial>& trials, double budget_us, int64_t seed, CUstream stream,
-                const Buffers& buffers, std::vector<Timing>* timings);
+                const std::vector<Trial>& trials, double budget_us, double patience, int64_t seed,
+                CUstream stream, const Buffers& buffers, std::vector<Timing>* timings);
 
 // The problem and the choice as the lines of Python that run it alone.
 std::string Reproducer(const Problem& problem, const Choice& choice);

@@ -20,15 +20,14 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // The operands repeat a pattern of noise, so that the host knows every value of theirs without
 // holding them.  The period is a prime: no axis lines up with it.
-constexpr int64_t kPeriod = 1048573;
+constexpr int64_t kPeriod = 65521;
 
 // Products that the host may sum up for its reference, over all samples.
 constexpr int64_t kReferenceTerms = 1'000'000;
 
-// A candidate that takes this many times as long as the best is not timed more closely; nor is the
-// very first when it takes a second.  On top come what a first run and any launch may add, in
-// microseconds.
-constexpr float kHopeless = 1.5f;
+// A candidate beyond the caller's patience is timed no more closely and its values are not looked
+// at; nor is the very first when it takes this long.  On top come what a first run and any launch may
+// add, in microseconds.
 constexpr float kSlowest = 3e5f;
 constexpr float kLoading = 50'000.0f;
 constexpr float kLaunching = 20.0f;
@@ -38,6 +37,10 @@ constexpr float kLaunching = 20.0f;
 constexpr float kSpent = 500.0f;
 constexpr int kMostRuns = 10;
 constexpr float kClose = 1.1f;
+constexpr float kLong = 20'000.0f;  // what takes longer is not repeated: noise is little of it
+
+// No rounding explains an error of this size.
+constexpr float kWrong = 0.05f;
 
 // No kernel takes less; a difference of two times could be negative.
 constexpr float kShortest = 0.5f;
@@ -154,33 +157,21 @@ class Reference {
     Index x{}, w{}, y{};
     switch (problem_.role) {
       case Role::kY:
-        y = made, x[0] = made[0], w[0] = made[1];
+        y = made, x[0] = made[0], w[0] = made[1], x[1] = made[1] / K * C;
         ForEach(dims(Role::kW), 2, &w, [&] {
-          if (!XFrom(y, w, &x)) return;
-          for (w[1] = 0; w[1] < C; ++w[1]) {
-            x[1] = y[1] / K * C + w[1];
-            sum += Product(x, w);
-          }
+          if (XFrom(y, w, &x)) sum += Dot(x, 1, w, 1, C);
         });
         return sum;
       case Role::kX:
-        x = made, y[0] = made[0], w[1] = made[1] % C;
+        x = made, y[0] = made[0], w[1] = made[1] % C, y[1] = w[0] = made[1] / C * K;
         ForEach(dims(Role::kW), 2, &w, [&] {
-          if (!YFrom(x, w, &y)) return;
-          for (int64_t k = 0; k < K; ++k) {
-            y[1] = w[0] = x[1] / C * K + k;
-            sum += Product(y, w);
-          }
+          if (YFrom(x, w, &y)) sum += Dot(y, 1, w, 0, K);
         });
         return sum;
       case Role::kW:
         w = made, y[1] = made[0], x[1] = made[0] / K * C + made[1];
         ForEach(dims(Role::kY), 2, &y, [&] {
-          if (!XFrom(y, w, &x)) return;
-          for (x[0] = 0; x[0] < dims(Role::kX)[0]; ++x[0]) {
-            y[0] = x[0];
-            sum += Product(x, y);
-          }
+          if (XFrom(y, w, &x)) sum += Dot(x, 0, y, 0, dims(Role::kX)[0]);
         });
     }
     return sum;
@@ -231,8 +222,14 @@ class Reference {
     return true;
   }
 
-  double Product(const Index& a, const Index& b) const {
-    return a_.at(Offset(problem_.a(), a)) * b_.at(Offset(problem_.b(), b));
+  // Sums up the operands' products along an axis of each.
+  double Dot(const Index& a, int a_axis, const Index& b, int b_axis, int64_t count) const {
+    const int64_t a_step = strides_[int(problem_.a())][a_axis];
+    const int64_t b_step = strides_[int(problem_.b())][b_axis];
+    int64_t i = Offset(problem_.a(), a), j = Offset(problem_.b(), b);
+    double sum = 0;
+    for (; count > 0; --count, i += a_step, j += b_step) sum += a_.at(i) * b_.at(j);
+    return sum;
   }
 
   const Problem& problem_;
@@ -274,8 +271,10 @@ CUdeviceptr Address(void* pointer) { return reinterpret_cast<CUdeviceptr>(pointe
 // One problem's candidates, timed on one stream.
 class Timer {
  public:
-  Timer(const Driver& driver, const Problem& problem, CUstream stream, const Buffers& buffers)
-      : driver_(driver), problem_(problem), stream_(stream), buffers_(buffers) {}
+  Timer(const Driver& driver, const Problem& problem, float patience, CUstream stream,
+        const Buffers& buffers)
+      : driver_(driver), problem_(problem), patience_(patience), stream_(stream),
+        buffers_(buffers) {}
 
   ~Timer() {
     for (CUevent event : {start_, stop_}) {
@@ -316,18 +315,18 @@ class Timer {
     if (trial.workspace > 0) {
       JAX_DECONV_DRIVER(driver_.fill(Address(buffers_.workspace), 0xff, trial.workspace, stream_));
     }
-    float once;
+    float& once = timing->microseconds;
     JAX_DECONV_RETURN_IF_ERROR(RunOnce(trial, &once));
-    JAX_DECONV_RETURN_IF_ERROR(Compare(samples, &timing->error));
     // The first run may have loaded code, which takes up to some milliseconds.
-    if (once < kHopeless * best_ + kLoading) JAX_DECONV_RETURN_IF_ERROR(RunOnce(trial, &once));
-    if (once < kHopeless * best_ + kLaunching) {
-      const int runs = static_cast<int>(kSpent / std::max(once, kShortest));
-      JAX_DECONV_RETURN_IF_ERROR(Repeat(trial.run, std::clamp(runs, 1, kMostRuns), &once));
-      once = std::max(once - flushing_, kShortest);
-    }
-    best_ = std::min(best_, once);
-    timing->microseconds = once;
+    if (once > patience_ * best_ + kLoading) return ffi::Error::Success();
+    JAX_DECONV_RETURN_IF_ERROR(RunOnce(trial, &once));
+    if (once > patience_ * best_ + kLaunching) return ffi::Error::Success();
+    JAX_DECONV_RETURN_IF_ERROR(Compare(samples, &timing->error));
+    const int runs = static_cast<int>(kSpent / std::max(once, kShortest));
+    JAX_DECONV_RETURN_IF_ERROR(Repeat(trial.run, std::clamp(runs, 1, kMostRuns), &once));
+    once = std::max(once - flushing_, kShortest);
+    // A wrong one is no measure for others.
+    if (timing->error < kWrong) best_ = std::min(best_, once);
     return ffi::Error::Success();
   }
 
@@ -379,7 +378,7 @@ class Timer {
     JAX_DECONV_DRIVER(driver_.graph_instantiate(exec, graph, 0));
     *microseconds = HUGE_VALF;
     const float close = kClose * times * (best_ + flushing_);
-    for (int i = 0; i < 3 && (i == 0 || *microseconds < close); ++i) {
+    for (int i = 0; i < 3 && (i == 0 || *microseconds < std::min(close, kLong)); ++i) {
       float elapsed;
       JAX_DECONV_DRIVER(driver_.event_record(start_, stream_));
       JAX_DECONV_DRIVER(driver_.graph_launch(*exec, stream_));
@@ -409,6 +408,7 @@ class Timer {
 
   const Driver& driver_;
   const Problem& problem_;
+  const float patience_;
   const CUstream stream_;
   const Buffers buffers_;
   CUevent start_ = nullptr, stop_ = nullptr;
@@ -419,8 +419,8 @@ class Timer {
 }  // namespace
 
 ffi::Error Time(const Problem& problem, const std::vector<int64_t>& w_order,
-                const std::vector<Trial>& trials, double budget_us, int64_t seed, CUstream stream,
-                const Buffers& buffers, std::vector<Timing>* timings) {
+                const std::vector<Trial>& trials, double budget_us, double patience, int64_t seed,
+                CUstream stream, const Buffers& buffers, std::vector<Timing>* timings) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   const Driver* driver;
@@ -428,7 +428,7 @@ ffi::Error Time(const Problem& problem, const std::vector<int64_t>& w_order,
   const Noise a(problem.dtype, seed), b(problem.dtype, seed + 1);
   const std::vector<Sample> samples =
       DrawSamples(problem, Reference(problem, w_order, a, b), seed + 2);
-  Timer timer(*driver, problem, stream, buffers);
+  Timer timer(*driver, problem, static_cast<float>(patience), stream, buffers);
   JAX_DECONV_RETURN_IF_ERROR(timer.Init());
   JAX_DECONV_RETURN_IF_ERROR(timer.Fill(buffers.a, problem.a(), a));
   JAX_DECONV_RETURN_IF_ERROR(timer.Fill(buffers.b, problem.b(), b));

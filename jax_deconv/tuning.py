@@ -37,8 +37,9 @@ FORMAT = 1
 #: What timing cuDNN's plans for one problem may take.
 TIME_BUDGET = 0.3  # seconds
 CANDIDATES = 80
-#: Variants of a kernel that are compiled and timed.
+#: Variants of a kernel that are compiled and timed, and how long those that take longer to compile are waited for.
 VARIANTS = 4
+COMPILATION = 1.0  # seconds
 #: TIME_BUDGET where plans are compiled first, each of which takes up to half a second.
 COMPILING_TIME_BUDGET = 1.0
 # The error that rounding alone explains, relative to float64 sums at sampled positions.
@@ -121,7 +122,13 @@ def local_device() -> jax.Device | None:
 def _timed(problem: ConvProblem, policy: Policy, device, algorithms: Sequence[str]) -> Choice | None:
     """The fastest plan whose values are right; None if that cannot be found out."""
     found: list[tuple[float, Plan]] = []
-    for predicted, name, variant in _predicted(problem, policy, algorithms):
+    ways = _predicted(problem, policy, algorithms)
+    if problem.G == 1:  # while kernels are compiled cuDNN's plans are timed; of groups those are compiled, too
+        for predicted, name, _ in ways:
+            if name in kernels.FAMILIES and predicted <= _PROMISING * ways[0][0]:
+                _compile(problem, policy, device, name)
+        ways.sort(key=lambda way: way[1] in kernels.FAMILIES)
+    for predicted, name, variant in ways:
         best = min(found)[0] if found else math.inf
         if best > _GOOD * cost.floor(problem, policy) and predicted <= _PROMISING * best:
             try:
@@ -144,22 +151,30 @@ def _right(problem: ConvProblem, plans, results) -> list[tuple[float, Plan]]:
 def _time_cudnn(problem: ConvProblem, policy: Policy, device, *_) -> list[tuple[float, Plan]]:
     proposed = cudnn.candidates(problem, policy, device.local_hardware_id)
     plans, budget = [plan for plan, compiles in proposed if not compiles][:CANDIDATES], TIME_BUDGET
-    if problem.G > 1:
+    if problem.G > 1 and (compiled := [plan for plan, compiles in proposed if compiles]):
         # The kernels that are compiled for a problem win among groups, by up to 2.4x; elsewhere they
         # do not earn what building them costs.
-        plans, budget = [plan for plan, compiles in proposed if compiles] + plans, COMPILING_TIME_BUDGET
+        plans, budget = compiled + plans, COMPILING_TIME_BUDGET
     return _right(problem, plans, cudnn.measure(problem, policy, plans, budget=budget, device=device)) if plans else []
 
 
 def _time_kernels(problem: ConvProblem, policy: Policy, device, family: str, _) -> list[tuple[float, Plan]]:
+    """Of the variants that are compiled in time, or else of the first that is."""
+    loading = _compile(problem, policy, device, family)
+    concurrent.futures.wait(loading, timeout=COMPILATION)
+    ready, _ = concurrent.futures.wait(loading, return_when=concurrent.futures.FIRST_COMPLETED)
+    plans = [plan for future, plan in loading.items() if future in ready and _compiled(future, plan)]
+    return _right(problem, plans, kernels.measure(problem, policy, plans, device=device)) if plans else []
+
+
+def _compile(problem: ConvProblem, policy: Policy, device, family: str) -> dict[concurrent.futures.Future, Plan]:
+    """Starts the compilation of a family's variants, or joins it where it has been started."""
     plans = [plan for plan in kernels.plans(family, problem, policy, device)
              if plan.workspace <= workspace_bytes(policy)][:VARIANTS]
-    if not plans:
-        return []
-    with concurrent.futures.ThreadPoolExecutor(VARIANTS) as executor:  # compilation is most of the time
-        ready = [executor.submit(kernels.load, problem, policy, plan, device.local_hardware_id) for plan in plans]
-    plans = [plan for plan, future in zip(plans, ready) if _compiled(future, plan)]
-    return _right(problem, plans, kernels.measure(problem, policy, plans, device=device)) if plans else []
+    executor = concurrent.futures.ThreadPoolExecutor(VARIANTS)
+    loading = {executor.submit(kernels.load, problem, policy, plan, device.local_hardware_id): plan for plan in plans}
+    executor.shutdown(wait=False)
+    return loading
 
 
 def _compiled(future, plan: Plan) -> bool:

@@ -51,13 +51,14 @@ def layout(ndim: int, layout: int = CHANNELS_LAST) -> tuple[int, ...]:
 
 
 def measure(part: core.Core, attributes: dict, *, plans: Sequence[Plan] = (), kernels: Sequence = (),
-            w_order: Sequence[int] | None = None, budget: float = 0.5, device: jax.Device | None = None,
-            seed: int = 0) -> list[tuple[float, float]]:
+            w_order: Sequence[int] | None = None, budget: float = 0.5, patience: float = 1.5,
+            device: jax.Device | None = None, seed: int = 0) -> list[tuple[float, float]]:
     """The time of each of cuDNN's plans and of each kernel's specification in microseconds, and its relative
     error against float64 sums.
 
     Candidates are tried in order, none after `budget` seconds; NaN stands where one was not tried or
-    failed.  Values are compared at sampled positions; operands hold few enough bits that TF32 and
+    failed.  One that takes more than `patience` times as long as the best so far is not looked at: its error is
+    NaN.  Values are compared at sampled positions; operands hold few enough bits that TF32 and
     bfloat16 represent them exactly.  `kernels` are pairs of a specification and its bytes of workspace, for w
     in the order `w_order`.
     """
@@ -77,7 +78,7 @@ def measure(part: core.Core, attributes: dict, *, plans: Sequence[Plan] = (), ke
         knobs=[value for plan in plans for value in plan.knobs],
         knob_counts=[len(plan.knobs) for plan in plans], workspaces=workspaces,
         kernels="\n\n".join(spec for spec, _ in kernels), w_order=w_order,
-        budget_us=budget * 1e6, seed=seed))
+        budget_us=budget * 1e6, patience=patience, seed=seed))
     layouts = [w_order if role is Role.W else last for role in tensors]
 
     def run():
