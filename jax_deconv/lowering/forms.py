@@ -379,13 +379,40 @@ def depthwise(p: ConvProblem, precision, a, b):
         if all(v.stride == 1 for v in p.geometry):
             x = _pad(a.astype(wide), pads)
             parts = (window(x, tap) * w[tap] for tap in range(count))
-        else:
-            # The padded copy of a large x would cost more than to pad every product.
-            parts = (_pad(part * w[tap], ends) for tap in range(count)
-                     for part, ends in [_inside(p.geometry, a.astype(wide), tap)])
-        return functools.reduce(jnp.add, parts)
+            return functools.reduce(jnp.add, parts)
+        return _bordered(p.geometry, a.astype(wide), w)
 
     return (split_taps if p.role is Role.X and can_split(p) else taps)(p, precision, a, b)
+
+
+def _bordered(geometry, x, w):
+    """The depthwise y: what windows reach beyond x is computed apart, for no element else is a padding to be weighed.
+
+    The padded copy of a large x would cost more than to pad the products of its border.
+    """
+    def part(spans):
+        g = [dataclasses.replace(v, y_size=stop - first, pad_lo=v.pad_lo - first * v.stride)
+             for v, (first, stop) in zip(geometry, spans)]
+        return functools.reduce(jnp.add, (_pad(piece * w[tap], ends) for tap in range(len(w))
+                                          for piece, ends in [_inside(g, x, tap)]))
+
+    whole = [(0, v.y_size) for v in geometry]
+    inner = []
+    for v in geometry:
+        first = min(max(0, -(-v.pad_lo // v.stride)), v.y_size)
+        inner.append((first, max(first, min(v.y_size, (v.x_size + v.pad_lo - v.extent) // v.stride + 1))))
+    if any(first == stop for first, stop in inner):
+        return part(whole)
+    out = _pad(part(inner), [(0, 0)] + [(first, v.y_size - stop) for v, (first, stop) in zip(geometry, inner)])
+    for i, (v, (first, stop)) in enumerate(zip(geometry, inner)):
+        for span in ((0, first), (stop, v.y_size)):
+            if span[0] < span[1]:
+                starts = [0] * out.ndim
+                starts[1 + i] = span[0]
+                # One thread would compute what is fused into an update.
+                strip = lax.optimization_barrier(part([*whole[:i], span, *whole[i + 1:]]))
+                out = lax.dynamic_update_slice(out, strip, starts)
+    return out
 
 
 def _inside(geometry, x, tap):
