@@ -397,11 +397,9 @@ def _bordered(geometry, x, w):
                                           for piece, ends in [_inside(g, x, tap)]))
 
     whole = [(0, v.y_size) for v in geometry]
-    inner = []
-    for v in geometry:
-        first = min(max(0, -(-v.pad_lo // v.stride)), v.y_size)
-        inner.append((first, max(first, min(v.y_size, (v.x_size + v.pad_lo - v.extent) // v.stride + 1))))
-    if any(first == stop for first, stop in inner):
+    # Where the first tap has begun to meet x, and the last one has not ceased to.
+    inner = [(_meets(v, -v.pad_lo)[0], _meets(v, v.extent - 1 - v.pad_lo)[1]) for v in geometry]
+    if any(first >= stop for first, stop in inner):
         return part(whole)
     out = _pad(part(inner), [(0, 0)] + [(first, v.y_size - stop) for v, (first, stop) in zip(geometry, inner)])
     for i, (v, (first, stop)) in enumerate(zip(geometry, inner)):
@@ -415,13 +413,18 @@ def _bordered(geometry, x, w):
     return out
 
 
+def _meets(v, shift):
+    """The span of y in which y[i] meets an x[i * stride + shift] that is there."""
+    first = min(max(0, -(shift // v.stride)), v.y_size)
+    return first, max(min(v.y_size, (v.x_size - 1 - shift) // v.stride + 1), first)
+
+
 def _inside(geometry, x, tap):
     """`_window` of x without its padding, and the zeros around it that make it as large as y."""
     cut, ends = [slice(None)], [(0, 0)]
     for v, start in zip(geometry, _starts(geometry, tap)):
-        shift = start - v.pad_lo  # y[i] meets x[i * stride + shift]
-        first = min(max(0, -(shift // v.stride)), v.y_size)
-        stop = max(min(v.y_size, (v.x_size - 1 - shift) // v.stride + 1), first)
+        shift = start - v.pad_lo
+        first, stop = _meets(v, shift)
         begin = first * v.stride + shift
         cut.append(slice(begin, begin + (stop - first) * v.stride, v.stride) if stop > first else slice(0, 0))
         ends.append((first, v.y_size - stop))
