@@ -244,7 +244,7 @@ def plot(rows, path: pathlib.Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", help="ids, separated by commas; all by default")
-    parser.add_argument("--seconds", type=float, default=5, 
+    parser.add_argument("--seconds", type=float, default=5,
                         help="of calls to measure each layer by, short ones counted once a round")
     parser.add_argument("--output", type=pathlib.Path,
                         default=pathlib.Path(__file__).parent / "results" / "cpu", help="without its suffix")
